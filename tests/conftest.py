@@ -6,6 +6,7 @@ setting from outside. What else runs on the host, another run too, is neither se
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import multiprocessing
 import os
@@ -176,6 +177,16 @@ class Figures:
     def register(self, adapter: PublisherAdapterLight) -> RegistrationUid:
         """A registration of figure 1 at the delegate (alpha, rome), by a connection of its own."""
         return adapter.register_publisher(adapter.connect_to_delegate("alpha", "rome"), self.schema, self.figure_1)
+
+
+def module_of(path: Path) -> Any:
+    """A file of Python that is in no package, as a module of its own: a tool, or an example."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.conftest import module_of
 
 TOOLS = Path(__file__).resolve().parent.parent / "tools"
 
@@ -16,12 +17,7 @@ LIMITS = {"files": 10, "classes": 3, "attributes": 1, "functions": 3, "parameter
 
 @pytest.fixture
 def ratchet() -> Any:
-    spec = importlib.util.spec_from_file_location("ratchet", TOOLS / "ratchet.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_of(TOOLS / "ratchet.py")
 
 
 @pytest.fixture

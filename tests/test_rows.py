@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.conftest import module_of
 
 TOP = Path(__file__).resolve().parent.parent
 
@@ -39,12 +40,7 @@ class TestInside:
 
 @pytest.fixture
 def tool() -> Any:
-    spec = importlib.util.spec_from_file_location("rows", TOP / "tools" / "rows.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_of(TOP / "tools" / "rows.py")
 
 
 @pytest.fixture

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.conftest import module_of
 
 TOOLS = Path(__file__).resolve().parent.parent / "tools"
 
@@ -19,12 +20,7 @@ LIST = '[words]\n"whoever" = "the client"\n"who asks" = "the caller"\n\n[files]\
 
 @pytest.fixture
 def words() -> Any:
-    spec = importlib.util.spec_from_file_location("words", TOOLS / "words.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_of(TOOLS / "words.py")
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.conftest import module_of
 
 pytestmark = pytest.mark.processes
 SERVICE = Path(__file__).parents[2] / "examples" / "clients" / "web_service.py"
@@ -23,11 +24,7 @@ def service(federation: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     pytest.importorskip("uvicorn")
     pytest.importorskip("httpx")
     federation.pad()
-    spec = importlib.util.spec_from_file_location("web_service", SERVICE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = module_of(SERVICE)
     for name in ("AsyncSubscriberAdapter", "AsyncPublisherAdapterLight"):
         monkeypatch.setattr(module, name, partial(getattr(module, name), federation.config))
     return module

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,11 +20,11 @@ from typing import Any, Final
 import pytest
 
 from jbi_pubsub import SubscriberAdapter
+from tests.web.conftest import CHROMIUM
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (extra test)")
 pytest.importorskip("nicegui", reason="NiceGUI is not installed (extra web)")
 
-CHROMIUM: Final = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [
     pytest.mark.processes,
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this host (apt-get install chromium)"),

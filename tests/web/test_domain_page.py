@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -26,8 +25,8 @@ from jbi_pubsub.domains.server import TraderServer
 from jbi_pubsub.protocol.status.bridge import BroughtStatus, DirectionStatus, MemberStatus
 from jbi_pubsub.web.domainview import TABLES, DomainLink, DomainServer, DomainStatus, DomainView, rows_of
 from jbi_pubsub.web.federation import Observer
+from tests.web.conftest import CHROMIUM, browsed
 
-CHROMIUM: Final = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 HOSTILE: Final = "<img src=x onerror=alert(1)></script>"
 EQUAL, OBJECTS = 3, 20
 LINK: Final = """
@@ -204,21 +203,12 @@ def test_a_domain_says_who_stands_behind_what_a_link_brings_and_what_that_saves(
 @pytest.mark.processes
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this host (apt-get install chromium)")
 def test_domains_in_a_browser(linked: Linked, start: Callable[..., Any], tmp_path: Path) -> None:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (extra test)")
     pytest.importorskip("nicegui", reason="NiceGUI is not installed (extra web)")
     from .test_console import WIDER
 
     # Given the same, under a hostile name, and a console that reads only
     url = start(*linked.flags(), "web", "--port", "0", "--json").fact()["url"]
-    with sync_api.sync_playwright() as pw:
-        browser = pw.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = browser.new_context().new_page()
-        page.set_default_timeout(60_000)
-        troubles: list[str] = []
-        page.on("pageerror", lambda e: troubles.append(str(e)))
-        page.on("dialog", lambda d: (troubles.append(f"dialog {d.message}"), d.dismiss()))
-        page.goto(url)
-        page.get_by_role("heading", level=1).wait_for()
+    with browsed(url) as (page, troubles):
         # When somebody goes to the page with the keyboard alone
         page.get_by_role("link", name="Domains").focus()
         page.keyboard.press("Enter")
@@ -240,4 +230,3 @@ def test_domains_in_a_browser(linked: Linked, start: Callable[..., Any], tmp_pat
             page.screenshot(path=folder / f"domains-{width}-{scheme}.png", full_page=True)
             assert page.evaluate(WIDER) == []
         assert troubles == []
-        browser.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,10 +21,10 @@ from jbi_pubsub.web.drawing import Drawing
 from jbi_pubsub.web.federation import NETWORK, Observer, Server, Snapshot
 from jbi_pubsub.web.networkpicture import PEERS_MOST, network_picture, state_of_link
 from jbi_pubsub.web.picture import NARROW, WIDE
+from tests.web.conftest import CHROMIUM, browsed
 
 from .test_console import OVERLAPPING, WIDER
 
-CHROMIUM: Final = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 HOSTILE: Final = "<img src=x onerror=alert(1)>"
 
 
@@ -141,7 +140,6 @@ def test_the_observer_keeps_series_of_networks_and_forgets_those_that_are_gone(
 def test_networks_in_a_browser(
     nodes: Nodes, start: Callable[..., Any], tmp_path: Path, eventually: Callable[..., Any]
 ) -> None:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (extra test)")
     pytest.importorskip("nicegui", reason="NiceGUI is not installed (extra web)")
     # Given two nodes, one with a hostile name, and a console without any right to change something
     alpha = nodes.start("alpha")
@@ -150,15 +148,7 @@ def test_networks_in_a_browser(
     assert alpha.lookup is not None
     seen = ("--no-multicast", "--locator", alpha.lookup.address, "web", "--port", "0", "--json")
     url = start(*seen).fact()["url"]
-    with sync_api.sync_playwright() as pw:
-        browser = pw.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = browser.new_context().new_page()
-        page.set_default_timeout(60_000)
-        troubles: list[str] = []
-        page.on("pageerror", lambda e: troubles.append(str(e)))
-        page.on("dialog", lambda d: (troubles.append(f"dialog {d.message}"), d.dismiss()))
-        page.goto(url)
-        page.get_by_role("heading", level=1).wait_for()
+    with browsed(url) as (page, troubles):
         # When somebody opens the page
         page.get_by_role("link", name="Networks").click()
         page.get_by_role("heading", name="Networks", level=1).wait_for()
@@ -177,4 +167,3 @@ def test_networks_in_a_browser(
             assert page.evaluate(WIDER) == []
             assert page.evaluate(OVERLAPPING) == []
         assert troubles == []
-        browser.close()

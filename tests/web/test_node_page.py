@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -16,13 +15,13 @@ from jbi_pubsub import PublisherAdapterLight
 from jbi_pubsub.core.config import ClientSection
 from jbi_pubsub.node.admin import NodeProxy
 from jbi_pubsub.policy.users import Account, read_accounts, write_accounts
+from tests.web.conftest import CHROMIUM
 
 from .test_console import WIDER
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (extra test)")
 pytest.importorskip("nicegui", reason="NiceGUI is not installed (extra web)")
 
-CHROMIUM: Final = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [
     pytest.mark.processes,
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this host (apt-get install chromium)"),
