@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -50,7 +51,7 @@ def test_start_status_stop(start: Callable[..., Any], said: Callable[..., Any], 
     assert (code, told["id"], told["pid"], told["status"]["location"]) == (0, ready["id"], ready["pid"], "laptop")
     assert resident(ready["pid"]) < 85 << 20, "without an archive a node takes 55 MB when it is idle"
     code, out, _ = said("node", "status", "--folder", folder)
-    assert "sequences\t0 registrations, 0 subscriptions" in out
+    assert re.search(r"sequences\t[01] registrations?, 0 subscriptions", out)  # its own events may be registered by now
     # When it is stopped, expect that it is gone, its folder free, and its exit code 0
     assert said("node", "stop", "--folder", folder) == (0, "node laptop has stopped\n", "")
     assert process.wait() == 0
