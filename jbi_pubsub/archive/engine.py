@@ -33,7 +33,7 @@ from jbi_pubsub.archive.registrations import ArchivedRegistrations, additions_of
 from jbi_pubsub.archive.requests import WorkerRequests
 from jbi_pubsub.archive.room import ArchiveRoom
 from jbi_pubsub.archive.store import LOG, VolumeStore
-from jbi_pubsub.archive.upkeep import Retain, Retained, Stored, VolumeLoss
+from jbi_pubsub.archive.upkeep import Retain, Retained, Stored, VolumeLoss, stored_of
 from jbi_pubsub.archive.volume import RECORD, LogVolume, Record
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ConfigurationError, ProtocolError, StorageError
@@ -111,7 +111,7 @@ class Archive:
             log.warning("[archive] workers = %d: one process does it all, the others are not started", section.workers)
         self._requests = WorkerRequests(
             Setup(str(self.folder.path.absolute()), self.folder.archive, 0, columns, memory),
-            self._log, self._hear, deleted=deleted,
+            self._log, self._hear, deleted=deleted, sealed=self._room.sealed,
             lock=self.folder.lock if section.workers else None, max_queries=section.max_queries,
         )  # fmt: skip
         pause = min(self._seconds or TICK, TICK)
@@ -407,11 +407,11 @@ class Archive:
                 log.error("%s", trouble)
             for record in store.read(catalogue.checkpoint, found.end):
                 self._learn(record)
-            deleted: set[int] = set()
-            for volume in store.volumes:
-                if isinstance(volume, LogVolume):
-                    deleted.update(volume.deleted)
-                    self._measure(volume)
+            files = [volume for volume in store.volumes if isinstance(volume, LogVolume)]
+            deleted = {position for volume in files for position in volume.deleted}
+            for volume in files:
+                self._measure(volume)
+            self._room.store(stored_of(store.volumes), found)
             self._forget(store)
             undo.pop_all()
         return found, deleted

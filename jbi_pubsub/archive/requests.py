@@ -24,6 +24,8 @@ from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.history import Explanation, HistoryQuery
 
 EXPLAIN_SECONDS: Final = 20.0
+UNINDEXED_MOST: Final = 1_000
+"""Objects that may come before a worker process is started for them alone: a query reads these in a moment."""
 
 _Answer = TypeVar("_Answer", ExplainReply, Retained)
 
@@ -39,12 +41,13 @@ class WorkerRequests:
         *,
         deleted: set[int],
         lock: int | None,
+        sealed: int,
         max_queries: int,
     ) -> None:
         """`setup`: its `end` is the log's whenever a worker starts. `hear` is told, by the worker's thread, of what
         lies on disk, and of what was given up where nobody waits for that. `deleted`: positions of what lies there
-        and is in no answer. `lock`: the locked file of the folder, for a worker that is a process; None: it is a
-        thread."""
+        and is in no answer. `lock`: the locked file of the folder, for a worker that is a process, which is started
+        when there is something to do; None: it is a thread. `sealed`: the last position that lies in a pack."""
         self._setup = setup
         self._log = log
         self._hear_of = hear
@@ -55,12 +58,12 @@ class WorkerRequests:
         self._number = itertools.count(1)
         self._deleted = deleted
         """Positions of what is deleted, and on disk still."""
-        self.indexed = Indexed(0, 0)
         self._free_at = 0.0
         """When room may be made: not while it is being made, nor soon after that has failed (monotonic seconds)."""
         self._starts = 0
-        self._told = 0
-        """Position up to which the worker knows the log to be on disk."""
+        self._told = 0 if lock is None else sealed
+        """Position up to which the worker knows the log to be on disk, or knew before it put that into packs."""
+        self.indexed = Indexed(self._told, 0)
         self._is_closed = False
         self._worker: Worker
         if lock is not None:
@@ -127,7 +130,9 @@ class WorkerRequests:
     def tell_synced(self) -> None:
         """Let the worker index what is on disk."""
         synced = self._log.synced
-        if synced > self._told:
+        is_there = self._starts > 0 or isinstance(self._worker, ThreadWorker)
+        least = 1 if is_there or self._log.begun > 1 else UNINDEXED_MOST
+        if synced >= self._told + least:
             self._told = synced
             self._worker.tell(Synced(synced))
 

@@ -66,6 +66,11 @@ class ArchiveRoom:
             self._tail_bytes[0] -= addition.metadata
             self._tail_bytes[1] -= addition.payload
 
+    @property
+    def sealed(self) -> int:
+        """The last position that lies in a pack, or went."""
+        return self._stored.up_to
+
     def look(self) -> None:
         """Look at the disk."""
         try:

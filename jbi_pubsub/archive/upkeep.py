@@ -15,7 +15,7 @@ import threading
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -29,7 +29,7 @@ from jbi_pubsub.archive.items import METADATA_STORES, PAYLOAD_STORES
 from jbi_pubsub.archive.pack import Pack, Sealable, seal
 from jbi_pubsub.archive.query import Key
 from jbi_pubsub.archive.retention import PAYLOAD, STAYS, Fate, Holding, Item, Retention, holdings, is_worth
-from jbi_pubsub.archive.store import LOG, PACKS
+from jbi_pubsub.archive.store import LOG, PACKS, Volume
 from jbi_pubsub.archive.volume import OBJECT, LogVolume, Record
 from jbi_pubsub.core.errors import ErrorReport, JbiError, ProtocolError, StorageError, report
 from jbi_pubsub.core.files import Stamp, stamp, sync_folder, written
@@ -100,6 +100,14 @@ class Stored(msgspec.Struct, frozen=True, tag=True):
     packs: int
     metadata: int
     payload: int
+
+
+def stored_of(volumes: Sequence[Volume]) -> Stored:
+    """State of an archive with these volumes, the first file of its log among them."""
+    packs = [volume for volume in volumes if isinstance(volume, Pack)]
+    before = [volume.previous for volume in volumes if isinstance(volume, LogVolume)][:1]  # given up, or in packs
+    metadata, payload = (sum(sizes) for sizes in zip(*(pack.sizes for pack in packs), strict=True)) if packs else (0, 0)
+    return Stored(max([pack.last for pack in packs] + before, default=0), len(volumes), len(packs), metadata, payload)
 
 
 class EndedError(Exception):
@@ -309,14 +317,13 @@ class Upkeep:
         stamps = [*map(stamp, files), (len(logs), int(logs[0].stem) if logs else 0)]
         if stamps == self._stamps:
             return
-        up_to = metadata = payload = 0
-        for _, pack in self._readable():
-            size_metadata, size_payload = pack.sizes
-            metadata, payload, up_to = metadata + size_metadata, payload + size_payload, max(up_to, pack.last)
-        with suppress(IndexError, StorageError), closing(LogVolume(logs[0], self._archive)) as first:
-            up_to = max(up_to, first.previous)  # what lay before it was given up
+        with ExitStack() as stack:
+            volumes: list[Volume] = [pack for _, pack in self._readable()]
+            with suppress(IndexError, StorageError):
+                volumes.append(stack.enter_context(closing(LogVolume(logs[0], self._archive))))
+            told = stored_of(volumes)
         self._stamps = stamps
-        told = Stored(up_to, len(files) + len(logs), len(files), metadata, payload)
+        told = msgspec.structs.replace(told, volumes=len(files) + len(logs), packs=len(files))
         if told != self._told:
             self._told = told
             self._tell(told)

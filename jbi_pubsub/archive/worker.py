@@ -5,6 +5,7 @@ Rules:
 - Nobody who tells it something waits for it. What is under way is bounded: queries by `More`, the others by their kind.
 - It is a fresh interpreter, and ends with the process whose it is, however that ends. Until it has, nobody else has the
   folder: it holds the lock as well.
+- A process is started when it is told something first: until then nobody pays for the libraries that it loads.
 - When it dies it is started again, after pauses that grow; whoever holds it is asked what it is to be told again.
 - Frames: length (u32), MessagePack of one message. Nothing is unpickled.
 """
@@ -164,7 +165,7 @@ class ProcessWorker:
         self._lock_file = lock
         self._lock = threading.Lock()
         self._outbox: deque[Asked] = deque()
-        self._is_closed = threading.Event()
+        self._is_wanted, self._is_closed = threading.Event(), threading.Event()
         self._wake_in, self._wake_out = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self.starts = 0
         self.pid = 0
@@ -178,17 +179,20 @@ class ProcessWorker:
             if isinstance(message, desk.Synced) and self._outbox and isinstance(self._outbox[-1], desk.Synced):
                 self._outbox.pop()  # one that takes nothing for a day has no more to take then
             self._outbox.append(message)
+        self._is_wanted.set()
         self._wake()
 
     def status(self) -> WorkerStatus:
         """See Worker."""
-        return WorkerStatus(kind="process", is_running=self.pid != 0, pid=self.pid, starts=self.starts)
+        is_missing = self._is_wanted.is_set() and self.pid == 0
+        return WorkerStatus(kind="process", is_running=not is_missing, pid=self.pid, starts=self.starts)
 
     def close(self) -> None:
         """See Worker."""
         if self._is_closed.is_set():
             return
         self._is_closed.set()
+        self._is_wanted.set()
         self._wake()
         self._thread.join(timeout=2 * END_SECONDS)
         os.close(self._wake_out)
@@ -203,6 +207,7 @@ class ProcessWorker:
     def _run(self) -> None:
         """The thread's life. A child ends with the thread that has started it, so it is this one."""
         pause, backoff = 0.0, Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+        self._is_wanted.wait()
         while not self._is_closed.wait(pause):
             started = time.monotonic()
             with guarded("archive worker"):

@@ -19,6 +19,7 @@ from kept import Reader, asking, found, parcel, publish, until
 from jbi_pubsub.archive import engine
 from jbi_pubsub.archive.desk import Desk, Setup, Synced
 from jbi_pubsub.archive.engine import Archive
+from jbi_pubsub.archive.requests import UNINDEXED_MOST
 from jbi_pubsub.core.errors import BackPressureError, PredicateError, StorageError
 from jbi_pubsub.core.info_object import Parcel, TypeName
 
@@ -85,6 +86,47 @@ def test_what_is_asked_while_the_first_worker_starts_is_answered(
     assert reader.all() == [3, 13]
 
 
+@pytest.mark.parametrize("first", ["a query", "many objects", "another file"])
+def test_a_worker_is_started_when_there_is_something_to_do(opened: Callable[..., Archive], first: str) -> None:
+    # Given an archive with some objects, which was closed and opened again, and nobody who asks
+    archive = opened(workers=1, volume=1 << 20)
+    publish(archive, 500)
+    archive.close()
+    archive = opened(workers=1, volume=1 << 20)
+    publish(archive, 400, first=501)
+    # Expect no process, which is no trouble
+    archive._requests.tell_synced()
+    status = archive.status()
+    assert (status["worker"]["pid"], status["worker"]["starts"], status["worker"]["is_running"]) == (0, 0, True)
+    assert (status["synced"], status["indexed"]) == (900, 0)
+    # When somebody asks, or more have come than are read in a moment, or another file is to be sealed
+    if first == "a query":
+        assert found(archive, asking("/m/n > 895")) == [896, 897, 898, 899, 900]
+    elif first == "many objects":
+        publish(archive, UNINDEXED_MOST - 900, first=901)
+    else:
+        archive.close()
+        archive = opened(workers=1, volume=5_000)
+        publish(archive, 90, first=901)
+    # Expect all to be indexed
+    until(lambda: archive.status()["indexed"] == archive.end)
+    assert archive.status()["worker"]["starts"] == 1
+
+
+def test_what_lies_in_packs_is_known_before_a_worker_is_there(opened: Callable[..., Archive]) -> None:
+    # Given packs, and files of the log that are to be sealed
+    archive = opened(workers=0, volume=20_000)
+    publish(archive, 600)
+    until(lambda: (status := archive.status())["packs"] and status["packs"] == status["volumes"] - 1)
+    known = {key: archive.status()[key] for key in ("volumes", "packs", "metadata_bytes", "payload_bytes")}
+    archive.close()
+    # When it is opened with a worker that is not started; Expect the same to be told
+    again = opened(workers=1, volume=20_000)
+    status = again.status()
+    assert {key: status[key] for key in known} == known
+    assert status["worker"]["starts"] == 0
+
+
 def test_without_an_index_the_answers_are_the_same(opened: Callable[..., Archive]) -> None:
     archive = opened(workers=0, is_indexed=False)
     publish(archive, 500)
@@ -112,6 +154,7 @@ def test_nobody_else_on_the_host_may_read_its_files(opened: Callable[..., Archiv
     try:
         archive = opened(workers=1)
         publish(archive, 300)
+        assert found(archive, asking("/m/n = 5")) == [5]
         until(lambda: archive.status()["indexed"] == 300)
     finally:
         os.umask(before)

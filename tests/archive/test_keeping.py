@@ -523,8 +523,7 @@ archive = Archive(Config(archive=ArchiveSection(folder=sys.argv[1], reserve=0.0)
 head = Head("", "r-1", archive.end + 1, 1.0, "track", "1.0", b"<m/>", 0)
 archive.append([(archive.end + 1, pack(head, b""))], 1.0)
 archive.sync(archive.end)
-while not archive.status()["worker"]["pid"]:
-    time.sleep(0.01)
+archive.retain(is_dry=True)
 print(archive.status()["worker"]["pid"], archive.end, flush=True)
 time.sleep(100)
 """
@@ -552,6 +551,7 @@ from jbi_pubsub.cli.servers import wait_for
 from jbi_pubsub.core.config import ArchiveSection, Config
 
 archive = Archive(Config(archive=ArchiveSection(folder=sys.argv[1], workers=int(sys.argv[2]), reserve=0.0)))
+archive.retain(is_dry=True)
 while archive.status()["indexed"] or not list(archive.folder.path.glob("index/*.duckdb")):
     time.sleep(0.01)
 stop = threading.Event()

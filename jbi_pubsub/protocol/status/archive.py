@@ -15,7 +15,9 @@ class WorkerStatus(Status, frozen=True):
     kind: str = ""
     """thread or process."""
     is_running: bool = True
+    """False: a process has died, and is not there again yet."""
     pid: MaybeCount = UNSET
+    """0: none; it is started for a query, or for 1,000 objects."""
     starts: Annotated[
         MaybeCount, counter("Starts of the process that indexes and answers", "archive_worker_starts")
     ] = UNSET
