@@ -12,11 +12,13 @@ from jbi_pubsub.core import config, node_sections
 HEAD = """\
 # Configuration
 
-Defaults, one TOML file, `JBI_*` variables, flags: each overrides those before it. `jbi config` shows every setting, its
-effective value and where it comes from; a misspelt key is an error that names the nearest one.
+This page lists all settings, with their defaults and meanings. `jbi config` shows every setting of a process, its value
+and its origin. A later source overrides an earlier one: defaults, one TOML file, variables, options of the command.
+A misspelt key is an error that names the nearest key.
 
-The file is the one given with `--config` or `JBI_CONFIG`, else `./jbi.toml`, else `~/.config/jbi/jbi.toml`. A variable
-is `JBI_<SECTION>_<KEY>`, a flag `--set section.key=value`; lists are separated by commas there.
+- The **file** is the one given by `--config` or `JBI_CONFIG`, otherwise `./jbi.toml`, otherwise `~/.config/jbi/jbi.toml`.
+- A **variable** is `JBI_<SECTION>_<KEY>`. Lists are separated by commas.
+- An **option** is `--set section.key=value`. Lists are separated by commas.
 
 ```toml
 [lookup]
@@ -38,8 +40,8 @@ ca = "/etc/jbi/ca.pem"
 
 ## Plug-ins
 
-A distribution that is installed beside this one can add to it by entry points of the group `jbi_pubsub.plugins`. There
-is nothing to configure; what can't be loaded is told in the log and left out.
+An installed distribution can extend the product by entry points of the group `jbi_pubsub.plugins`, without a setting. A
+plug-in that can't be loaded is reported in the log and left out.
 
 ```toml
 [project.entry-points."jbi_pubsub.plugins"]
@@ -48,26 +50,27 @@ is nothing to configure; what can't be loaded is told in the log and left out.
 "types.ldap" = "acme.ldap:catalogue"
 ```
 
-- `language.NAME`: `compile(expression, namespaces)` gives a function from the metadata's document element (lxml) to
-  bool, or raises ValueError for an expression that it refuses. Used by `register_subscriber(language="NAME")`. It has
-  to be installed with subscribers, delegates and peer publishers: a delegate that does not have it refuses the
-  subscription, which is told as the loss `refused`. `jbi pad --json` says which languages it has.
-- `transport.NAME`: `connect(address, timeout)` gives a connected stream socket, or raises OSError. Used for endpoints
-  `NAME://address` of registered services; `unix` is built in (`[pad] sockets`). Not with `[tls]`.
-- `types.NAME`: `catalogue(address)` gives a `codegen.types.catalogue.TypeCatalogue`, where a delegate with `[types]
-  folder = "NAME://address"` keeps its [type repository](types.md).
-- `store.NAME`: `store(address)` gives a `pad.past.store_protocol.Keeping`, where a delegate with `[archive] folder =
-  "NAME://address"` keeps its [archive](archive.md).
-- `access.NAME`: `policy(address, component)` gives a `core.access.AccessPolicy`, which a server with `[policy] file =
-  "NAME://address"` asks; one that has `login` as well (`core.access.Accounts`) checks passwords.
-- `platform.NAME`: `platform(name, table, bridge)` gives a `bridge.platform.Platform`, which a [bridge](bridge.md) has as
-  its side `[side.X]` of `kind = "NAME"`: called with the side's name, its table and the bridge's id.
-- `network.NAME`: `link(name, section)` gives a `network.links.link.DatagramLink`, which a [node](network.md) has as its
-  network `[network.X]` of `plugin = "NAME"`.
-- `bridge.NAME`: `described(path, document)` gives a `bridge.file.Described`, a bridge whose sides are both of `kind =
-  "NAME"`: called with the file's path and what stands in it.
+- `language.NAME`: `compile(expression, namespaces)` returns a function from the metadata's document element (lxml) to
+  bool; ValueError refuses the expression. Used for: `register_subscriber(language="NAME")`.
+- `transport.NAME`: `connect(address, timeout)` returns a connected stream socket, or raises OSError. Used for:
+  endpoints `NAME://address` of registered services; `unix` is built in (`[pad] sockets`). Not with `[tls]`.
+- `types.NAME`: `catalogue(address)` returns a `codegen.types.catalogue.TypeCatalogue`. Used for: [type
+  repository](types.md) of a delegate with `[types] folder = "NAME://address"`.
+- `store.NAME`: `store(address)` returns a `pad.past.store_protocol.Keeping`. Used for: [archive](archive.md) of a
+  delegate with `[archive] folder = "NAME://address"`.
+- `access.NAME`: `policy(address, component)` returns a `core.access.AccessPolicy`; with `login`
+  (`core.access.Accounts`) it checks passwords as well. Used for: access policy of a server with `[policy] file =
+  "NAME://address"`.
+- `platform.NAME`: `platform(name, table, bridge)` returns a `bridge.platform.Platform`; the arguments are the side's
+  name, its table and the bridge's id. Used for: side `[side.X]` of a [bridge](bridge.md) with `kind = "NAME"`.
+- `network.NAME`: `link(name, section)` returns a `network.links.link.DatagramLink`. Used for: network `[network.X]` of
+  a [node](network.md) with `plugin = "NAME"`.
+- `bridge.NAME`: `described(path, document)` returns a `bridge.file.Described`; the arguments are the file's path and
+  its content. Used for: bridge whose sides are both of `kind = "NAME"`.
 
-A name that a setting asks for and that is not installed ends the start, with the nearest name.
+Install a language with subscribers, delegates and peer publishers. A delegate without it refuses the subscription, which
+is reported as the loss `refused`. `jbi pad --json` lists the languages of a delegate. If a setting names a plug-in that is
+not installed, the process does not start, and names the nearest one.
 """
 
 
@@ -75,15 +78,16 @@ TAIL = """\
 
 ## TLS between hosts
 
-Set all three files at every party. Both planes then use TLS 1.2 or later, and each end shows a certificate of the
-other's `ca`. The first name in a client's certificate is who it is: for the access policy, and for its share of a
-server's connections (three quarters at most; without TLS its address has that share).
+Set certificate, key and authority for every party; [TLS](tls.md) shows how to make them. Control and data plane then use
+TLS 1.2 or later, and each end shows a certificate of the other's `ca`. The first name in a client's certificate is its
+identity: for the access policy, and for its share of a server's connections (three quarters at most; without TLS its
+address has that share).
 
-**Whose certificate a server may show** (after RFC 9525). A service that was found in a lookup service: the very one
-whose SHA-256 is listed there, whatever its names. A server that was found by its address, by a locator or by mDNS: one
-that is issued for that address, by a DNS name (the first label may be `*`) or an IP address in its subjectAltName. So a
-certificate of a client is no use to stand as a lookup service elsewhere. Certificates that do not name the address, or
-have nothing but a common name, are told of at the clients:
+**Certificates of servers** (after RFC 9525). A service that was found in a lookup service must show the certificate whose
+SHA-256 is listed there; its names do not count. A server that was found by its address, by a locator or by mDNS must show
+one that is issued for that address: by a DNS name (the first label may be `*`) or an IP address in its subjectAltName. A
+client's certificate is therefore useless for a false lookup service. For certificates that do not name the address, or
+have only a common name, list the names at the clients:
 
 ```toml
 [tls]
@@ -91,12 +95,12 @@ server_names = ["lookup", "*.servers.example.org"]  # any name in the certificat
 # server_names = ["*"]                               # every certificate of the authority, whoever it was issued for
 ```
 
-**Dates.** A server does not start with a certificate that has expired, is not valid yet, or is not made for servers,
-and says so in its log when 30 days are left. Who connects later than that is refused by the other end.
+**Dates.** A server does not start with a certificate that has expired, is not valid yet, or is not made for servers.
+In the last 30 days it warns in its log. An expired client certificate is refused by the other end.
 
-**Who is refused is told why**, and the server logs it, in one line, each address and reason once a minute:
+**Refusals.** Both ends learn the reason. The server logs it in one line, each address and reason once a minute:
 
-| said | mend |
+| message | correction |
 |---|---|
 | TLS: the certificate shown is no good: certificate has expired | renew the certificate of the other end |
 | TLS: the certificate shown is no good: unable to get local issuer certificate | `ca` here is not its authority |

@@ -45,10 +45,11 @@ IMAGERY: Final = Path(__file__).parent.parent / "examples" / "data" / "intel_ima
 ERRORS: Final = """\
 # Errors
 
-Each error is a class of `jbi_pubsub.core.errors`, below `jbi_pubsub.JbiError`. It has a `code`, a `message` that says what
-is wrong and where, a `hint` how to mend it, and `facts`, the same as plain values. Who does not know the family catches
-the builtin beside it. Errors cross the wire and are the same class at the other end. The `jbi` command shows message
-and hint in one line, and ends with exit code 1, or 2 for wrong usage or configuration.
+This page lists all errors of the library, with their usual causes and remedies. Each error is a class of
+`jbi_pubsub.core.errors`, below `jbi_pubsub.JbiError`, and also a subclass of a builtin exception. It has a `code`, a
+`message` (the problem and its place), a `hint` (the remedy), and `facts` (the same as plain values). An error that crosses
+the network has the same class at the other end. The `jbi` command prints message and hint in one line. Its exit code is 1,
+or 2 for wrong usage or configuration.
 
 ```python
 from jbi_pubsub import JbiError, SubscriberAdapter
@@ -63,127 +64,130 @@ with SubscriberAdapter() as subscriber:
 """
 
 CURES: Final = {
-    "error": ("An error of a newer version whose code this one does not know.", "Read its message; update."),
+    "error": (
+        "A newer version sent an error whose code this version does not know.",
+        "Read its message; update.",
+    ),
     "configuration": (
-        "A key that is misspelt, a value of the wrong kind or out of bounds, a port beyond loopback without TLS, a certificate file that is no good, a missing optional library.",
-        "The message names the key, and where it was set; `jbi config` shows what counts and where it comes from.",
+        "A misspelt key, a value of the wrong type or out of range, a port beyond loopback without TLS, an invalid certificate file, a missing optional library.",
+        "The message names the key and its origin; `jbi config` shows all values and origins.",
     ),
     "argument": (
-        "A text where a number is wanted, `None` where something is needed, a listener that can't be called.",
+        "A text instead of a number, `None` for a required value, a listener that is not callable.",
         "Look at the facts `call` and `argument`, and at the [API](api.md).",
     ),
     "adapter_state": (
-        "A call after `close`, in a forked child, or a second SubscriberAdapter of one name in a process.",
-        "One SubscriberAdapter of a name in a process, with as many subscriptions as you like; make adapters after a fork.",
+        "A call after `close` or in a forked child, or a second SubscriberAdapter of the same name in a process.",
+        "Use one SubscriberAdapter per name and process, with any number of subscriptions. Make adapters after a fork.",
     ),
     "qos_denied": (
-        "A wish with `require` for a deadline, rate or importance that no policy grants.",
-        "The facts name the field and the policy; `jbi policy explain` says the rest. Require less, or ask the operator.",
+        "A request with `require` for a deadline, rate or importance that no policy grants.",
+        "The facts name the field and the policy; `jbi policy explain` shows the others. Require less, or ask the operator.",
     ),
     "access_denied": (
-        "The other side's access policy does not let you do that, or an item in a lookup service is somebody else's.",
-        "Ask whoever runs that server; its log and its `status` say who was refused what.",
+        "The access policy of the other side denies the action, or an item in a lookup service belongs to another client.",
+        "Ask the operator of that server; its log and `status` show the refusals.",
     ),
     "policy": (
-        "A policy file that can't be read, an unknown key, a rule that contradicts itself or another.",
-        "The message names line and column. While a process runs, the policy of before stays in force.",
+        "A policy file that can't be read, an unknown key, a rule that contradicts itself or another rule.",
+        "The message names line and column. A running process keeps the previous policy.",
     ),
     "signature": (
-        "An object, key or certificate of which a signature is wanted and none is there, or it does not hold.",
-        "The message says which. Look at the clock, the certificate's dates, and `[tls] sign` and `verify` at both ends.",
+        "An object, key or certificate without the required signature, or with an invalid one.",
+        "The message says which. Check the clock, the certificate's dates, and `[tls] sign` and `verify` at both ends.",
     ),
     "port_in_use": (
-        "Another process listens there (often a second `jbi lookup`), the address is none of this host, the port is below 1024.",
-        "`--port 0` takes a free one; `ss -ltnp` shows who has it.",
+        "Another process listens there (often a second `jbi lookup`), the address does not belong to this host, or the port is below 1024.",
+        "`--port 0` takes a free port; `ss -ltnp` shows the process that uses it.",
     ),
     "storage": (
-        "The disk is full, a state file is damaged, of another version, or in use by another process.",
-        "Make room: what waits is written by itself. A damaged file is left as it is: move it away or bring back a copy.",
+        "The disk is full, or a state file is damaged, of another version, or in use by another process.",
+        "Free some space: waiting data are then written automatically. A damaged file is left unchanged: move it away or restore a copy.",
     ),
     "oversize": (
-        "A payload above 1 GiB, or above 64 MiB where it is to be in memory, metadata above 1 MiB, too many subscriptions' worth of predicates, an answer too large.",
-        "The message names the bound. Send a reference in place of a large payload; write cheaper predicates ([XPath](xpath.md)).",
+        "A payload above 1 GiB, or above 64 MiB where it must be in memory; metadata above 1 MiB; predicates that cost too much together; an answer that is too large.",
+        "The message names the limit. Send a reference instead of a large payload; write cheaper predicates ([XPath](xpath.md)).",
     ),
     "schema": (
-        "A schema that is not valid, whose parts are not at hand, or without any mark of what is invariant; a marks file with a path that names nothing.",
-        "`jbi codegen SCHEMA` says the same without a server; `jbi codegen marks SCHEMA` drafts marks ([own schema](own-schema.md)).",
+        "An invalid schema, a missing part of it, a schema without any mark of its invariants, or a marks file with a path that does not exist.",
+        "`jbi codegen SCHEMA` gives the same message without a server; `jbi codegen marks SCHEMA` drafts marks ([own schema](own-schema.md)).",
     ),
     "type_conflict": (
-        "Somebody publishes this type and version with another schema, or the schema file has changed meanwhile.",
-        "A new version: `register_publisher(version=...)`. Comments and white space do not make a schema another one.",
+        "Another publisher uses another schema for this type and version, or the schema file has changed meanwhile.",
+        "Use a new version: `register_publisher(version=...)`. Comments and white space do not change a schema.",
     ),
     "metadata": (
         "A document that is not well-formed, or not valid by its schema.",
-        "The fact `path` names the element. `validate=False` of `register_publisher` leaves validation out.",
+        "The fact `path` names the element. `validate=False` of `register_publisher` disables validation.",
     ),
     "invariant": (
-        "An object whose invariant elements differ from those that were registered.",
-        "Register a second time with the other values, or mark the element as variant.",
+        "The invariant elements of an object differ from the registered ones.",
+        "Register again with the other values, or mark the element as variant.",
     ),
     "predicate": (
-        "Bad syntax, an unknown function, a prefix that is not bound, an expression that may cost too much.",
-        "The fact `position` says where. Bind prefixes with `namespaces=`; see [XPath](xpath.md).",
+        "Wrong syntax, an unknown function, an unbound prefix, an expression that may cost too much.",
+        "The fact `position` names the place. Bind prefixes with `namespaces=`; see [XPath](xpath.md).",
     ),
     "address": (
-        "A list, a name without an address, or nothing where one e-mail address is wanted.",
-        "One address each.",
+        "A list of addresses, a name without an address, or an empty text.",
+        "Give one e-mail address at a time.",
     ),
     "unknown_uid": (
         "An id of another adapter, or of something that was cancelled, disconnected or closed.",
-        "Use what the call returned that the message names.",
+        "Use the id that the call named in the message returned.",
     ),
     "delegate_not_found": (
-        "No delegate has these two strings, it is not up yet, or is listed and does not answer.",
-        "The message lists those there are. `jbi services --type jbi.PublisherAdapterDelegate`; `jbi pad NAME LOCATION`.",
+        "No delegate has this name and location; it has not started yet, or is listed and does not answer.",
+        "The message lists the existing delegates. `jbi services --type jbi.PublisherAdapterDelegate` lists them, too; `jbi pad NAME LOCATION` starts one.",
     ),
     "lookup_not_found": (
-        "No lookup service runs, it is at another address or of another group, or mDNS does not reach you.",
-        "`jbi lookup` starts one; `--locator HOST:PORT`, or `[lookup] locators`, says where it is.",
+        "No lookup service runs, it has another address or group, or mDNS does not reach this host.",
+        "`jbi lookup` starts one; `--locator HOST:PORT`, or `[lookup] locators`, gives its address.",
     ),
-    "lease": ("Never raised itself: the family of the next two.", "See there."),
+    "lease": ("It is never raised itself; it is the base of the next two.", "See the next two."),
     "lease_denied": (
-        "A negative duration, or a server that has no room for more: registrations, sessions, subscriptions.",
-        "The message names the bound; raise it ([configuration](configuration.md)) or start another server.",
+        "A negative duration, or a server at its limit of registrations, sessions or subscriptions.",
+        "The message names the limit; raise it ([configuration](configuration.md)) or start another server.",
     ),
     "unknown_lease": (
-        "The lease has run out, was cancelled, or was replaced: a process was stopped or cut off for longer than its term.",
-        "The adapters register again by themselves. Of your own leases: renew at half the term.",
+        "The lease has expired, was cancelled, or was replaced: the process was stopped or disconnected for longer than its term.",
+        "The adapters register again automatically. Renew your own leases at half the term.",
     ),
     "entry": (
         "A template with a value that its field can't have, or an entry with too many fields.",
         "The message names the field and its type ([codegen](codegen.md)).",
     ),
     "incompatible_entry": (
-        "Both sides have generated entries from schemas that differ.",
-        "Generate them from the same schema; the facts hold both fingerprints.",
+        "The two sides have entries that were generated from different schemas.",
+        "Generate them from the same schema; the facts contain both fingerprints.",
     ),
     "study": (
-        "No Java 17, no PyArrow, a result folder that holds something else.",
-        "The hint says which; [Spark](spark.md).",
+        "Java 17 or PyArrow is missing, or the result folder has other content.",
+        "The hint says which; see [studies](spark.md).",
     ),
     "wire": (
-        "The other side is gone, was cut off, refuses you (TLS, another protocol number), or a delegate does not take a registration back.",
-        "Adapters try again by themselves. Look at the other end's log; [TLS says](configuration.md#tls-between-hosts).",
+        "The other side has ended, is disconnected or refuses the connection (TLS, another protocol number), or a delegate does not accept a registration again.",
+        "Adapters try again automatically. Look at the log of the other end, and at [TLS](configuration.md#tls-between-hosts).",
     ),
     "protocol": (
-        "The other side is no jbi-pubsub at all, of another version, or sends what no version does.",
-        "The message names both protocol numbers when they differ: [upgrade](upgrade.md) the older one. Else look at what listens on that port.",
+        "The other side is not jbi-pubsub, has another version, or sends invalid data.",
+        "If the protocol numbers differ, the message names both: [upgrade](upgrade.md) the older side. Otherwise find out which program listens on that port.",
     ),
     "wire_timeout": (
-        "The other side is stopped, overloaded, or behind a link that is too slow for the call's time.",
-        "`jbi status HOST:PORT`; for slow links longer times, and [poor links](poor-links.md).",
+        "The other side is stopped or overloaded, or the link is too slow for the call's timeout.",
+        "Run `jbi status HOST:PORT`. For slow links use longer timeouts, and see [poor links](poor-links.md).",
     ),
     "back_pressure": (
         "The publisher's queue stayed full: the delegate is slow or gone, or a subscription with policy `block` is full.",
-        "Publish less, or wait for longer (`timeout=`, `[queue] publish_seconds`); the object was not published.",
+        "The object was not published. Publish less, or wait longer (`timeout=`, `[queue] publish_seconds`).",
     ),
     "demo": (
-        "A process of the demo did not start, or a count came out wrong.",
-        "The message says which; `jbi -v demo`.",
+        "A process of the demo did not start, or a count is wrong.",
+        "The message says which; run `jbi -v demo`.",
     ),
     "child": (
-        "A schema or stylesheet that takes more than the time or memory it is given.",
-        "The fact `cause` says which. Make it smaller, or open it yourself beforehand (`jbi codegen`).",
+        "A schema or stylesheet needs more time or memory than its limit.",
+        "The fact `cause` says which. Make it smaller, or open it beforehand (`jbi codegen`).",
     ),
 }
 """By code: what usually causes it, and what to do."""
@@ -191,46 +195,42 @@ CURES: Final = {
 LOSSES: Final = """\
 # Losses
 
-An object that matched and did not reach its subscriber is counted under exactly one cause. It is counted in the
-subscription (`subscriber.losses(uid)`), in the server's `status`, and in the metric `jbi_lost_total`. The subscription is
-told, before its next object: a `SubscriptionListener` by `lost(subscription, notice)`, with a
-`LossNotice(subscription, cause, count, detail)`. A count of 0 means that nobody knows how many; `detail`
-says then whether perhaps none. What is lost of a subscription by mail alone is told as long as its subscriber's process
-lives, each 2/5 of `[lease] subscriber` (24 s). What happens when is in
-[guarantees](guarantees.md).
+This page lists the causes of losses. An object that matched a subscription and was not delivered is counted under exactly
+one cause: in the subscription (`subscriber.losses(uid)`), in the server's `status`, and in the metric `jbi_lost_total`.
 
-| cause | when | what to do |
+The subscription is told before its next object. A `SubscriptionListener` gets the call `lost(subscription, notice)` with a
+`LossNotice(subscription, cause, count, detail)`. A count of 0 means an unknown number; `detail` says whether it is perhaps
+none. Losses of a subscription by e-mail alone are told while its subscriber's process lives, every 2/5 of
+`[lease] subscriber` (24 s). [Guarantees](guarantees.md) says which losses are possible.
+
+| cause | meaning | remedy |
 |---|---|---|
 """
 
 REMEDIES: Final = {
-    "queue_overflow": "Take faster, raise `bound`, narrow the predicate, or set policy `block` where publishers may wait.",
-    "bad_signature": "Find out who published it: it is not signed by its publisher's key. `[tls] verify` says what is done.",
-    "block_timeout": "The same; `[queue] block_seconds` is how long publishers wait.",
-    "subscriber_dead": "A longer `[lease] subscriber` outlasts longer outages.",
-    "delegate_dead": "Nothing: it subscribes again by itself. What the delegate held is gone.",
-    "cancelled": "Nothing: you asked for it.",
-    "sequence_gap": "Look for a publisher or relay that drops objects.",
-    "late": "Nothing; it happens when a publisher has changed its delegate while the old one was cut off.",
+    "queue_overflow": "Read faster, raise `bound`, narrow the predicate, or use policy `block` where publishers may wait.",
+    "bad_signature": "Find the publisher: the object is not signed by its key. `[tls] verify` sets the action.",
+    "block_timeout": "As for `queue_overflow`; `[queue] block_seconds` is the time that publishers wait.",
+    "subscriber_dead": "A longer `[lease] subscriber` survives longer outages.",
+    "delegate_dead": "None needed: the subscriber subscribes again automatically. The objects of the delegate are lost.",
+    "cancelled": "None: the application cancelled the subscription.",
+    "sequence_gap": "Find a publisher or bridge that drops objects.",
+    "late": "None; it happens when a publisher has changed its delegate while the old one was disconnected.",
     "missed": "A larger `[pad] keep_seconds` and `keep_bytes`.",
-    "deadline": "A longer deadline, more importance, or fewer objects: a narrower predicate, a smaller shape.",
-    "replaced": "Nothing; newest per key was asked for. Leave `replace` out to get each.",
+    "deadline": "A longer deadline, higher importance, or fewer objects: a narrower predicate, a smaller shape.",
+    "replaced": "None: the subscription requests only the newest per key. Leave `replace` out to get every object.",
     "rate": "A higher `max_rate`, or a narrower predicate.",
     "expired": "A longer `expiration`; a `[[keep]]` rule with `until_durables`, or a longer `age`.",
-    "invalid": "Publishers that look at what they publish: `validate` and `well_formed` as [client] has them.",
-    "other_archive": "Nothing brings it back; look into the copies that there are. What this archive has comes again.",
-    "listener_failed": (
-        "Look for the exception in the log, and mend the listener. A durable one that acknowledges explicitly gets "
-        "the object again the next time."
-    ),
-    "filtered": "Somebody wants it so: look into the bridge's file (`jbi bridge check FILE` says what it does with a type).",
-    "oversize": "Cut the payload with a filter, or have it delivered to a queue instead of by mail; of what a filter "
-    "can't be applied to: `unfiltered`, to have it whole ([filters](matching.md#payload-filters)).",
+    "invalid": "Let publishers check their metadata: `validate` and `well_formed` in [client].",
+    "other_archive": "The objects can't be restored from this archive; look for copies. The objects that it has are delivered again.",
+    "listener_failed": "Find the exception in the log, and correct the listener. A durable subscription with explicit acknowledgement gets the object again the next time.",
+    "filtered": "An operator has configured it: see the bridge's file (`jbi bridge check FILE` shows its effect on a type).",
+    "oversize": "Cut the payload with a filter, or deliver to a queue instead of by e-mail. If a filter can't be applied, `unfiltered` delivers the object whole ([filters](matching.md#payload-filters)).",
     "mail_refused": "Read the server's answer in `jbi subscriptions`; correct the address.",
-    "mail_unreachable": "Look at `[mail]` host and port; more `retries` outlast longer outages.",
-    "mail_suspended": "Correct the address, cancel the subscription and make it again.",
-    "refused": "Read the reason in the notice's `detail`; it is asked for again every minute.",
-    "storage": "Make room on the delegate's disk; for large payloads on the subscriber's too (`[link] spool_folder`, `spool_bytes`).",
+    "mail_unreachable": "Check `[mail]` host and port; more `retries` survive longer outages.",
+    "mail_suspended": "Correct the address, cancel the subscription and subscribe again.",
+    "refused": "Read the reason in the notice's `detail`; the subscriber tries again every minute.",
+    "storage": "Free space on the delegate's disk, for large payloads also on the subscriber's (`[link] spool_folder`, `spool_bytes`).",
     "shutdown": "A longer `jbi pad --drain`.",
 }
 """By cause."""
@@ -238,11 +238,9 @@ REMEDIES: Final = {
 METRICS: Final = """\
 # Metrics
 
-`jbi lookup --metrics-port 9100` and `jbi pad NAME LOCATION --metrics-port 9101` (or `[metrics] port`, which is for RTIs
-and bridges between federations as well) serve Prometheus metrics at `/metrics`, on loopback unless `[metrics] host` says
-otherwise. `Host` must be an address, `localhost`, this host's name or of `[metrics] names`; with a [policy](access.md)
-whoever asks needs `status`, by his address. Everything is read when it is asked for; nothing is counted twice. Counters go on counting when whom they
-counted for has left.
+This page lists the Prometheus metrics of the servers. `jbi lookup --metrics-port 9100` and
+`jbi pad NAME LOCATION --metrics-port 9101` serve them at `/metrics`, and so does `[metrics] port`, also for RTIs and
+bridges between federations:
 
 ```toml
 [metrics]
@@ -250,10 +248,20 @@ host = "127.0.0.1"
 port = 9101
 ```
 
-To watch first: `rate(jbi_lost_total[5m])` by cause, `jbi_queued_bytes` against `[pad] max_queued_bytes`,
-`jbi_mails_waiting`, `jbi_faults_total` (a fault in our code: report it), `jbi_lookup_store_fault`; of nodes with networks
-`jbi_network_neighbours` (0: nobody is heard), `jbi_peer_loss`, `jbi_networks_twin`. A node shows `jbi_networks_...`,
-`jbi_network_...` and `jbi_peer_...` only if it has [networks](network.md), and of other nodes the 100 of which most is lost.
+They listen on loopback unless `[metrics] host` says otherwise. `Host` must be an address, `localhost`, this host's name or
+one of `[metrics] names`. With a [policy](access.md) the client's address needs the right `status`. Values are read at
+the time of the request, and nothing is counted twice. Counters keep the counts of clients that have left.
+
+Watch these first:
+
+- `rate(jbi_lost_total[5m])` by cause
+- `jbi_queued_bytes`, compared with `[pad] max_queued_bytes`
+- `jbi_mails_waiting`, `jbi_lookup_store_fault`
+- `jbi_faults_total`: a fault in our code; please report it
+- at nodes with networks: `jbi_network_neighbours` (0: it hears no node), `jbi_peer_loss`, `jbi_networks_twin`
+
+A node shows `jbi_networks_...`, `jbi_network_...` and `jbi_peer_...` only if it has [networks](network.md), and of other
+nodes the 100 with the highest loss.
 """
 
 POLICIES: Final = """\
@@ -274,9 +282,8 @@ FAULTS: Final = ("jbi_faults_total", "counter", "where", "Steps of threads that 
 """Shown by each server as soon as there is one."""
 
 COMMANDS: Final = """\
-Options of `jbi` itself stand before the command: `jbi --locator host:4160 services`. Exit codes: 0 done, 1 a run that
-went wrong (one line on stderr), 2 wrong usage or configuration, 130 interrupted. `jbi completion bash` completes
-commands and options.
+Options of `jbi` itself precede the command: `jbi --locator host:4160 services`. Exit codes: 0 done, 1 failed (one line on
+stderr), 2 wrong usage or configuration, 130 interrupted. `jbi completion bash` completes commands and options.
 """
 
 
@@ -481,8 +488,9 @@ STATES: Final = {
 
 STATES_HEAD: Final = """# States
 
-What has states has a table in one place: the state, the event, the state that follows. What a table does not have can't
-happen: it raises. This page is made from the tables by `make reference`; tests lead random lives through them.
+This page lists the state machines of the product, for those who change it or read its logs. Each has one table in the
+code: state, event, following state. An event that the table does not have raises an error. `make reference` makes this page
+from the tables; tests run random sequences of events through them.
 """
 
 

@@ -157,7 +157,7 @@ class LookupServer:
         yield from expiries(status.tls)
         yield from refusals(self.access.refused())
         fault = status.store is not None and bool(status.store.fault)
-        yield Sample("lookup_store_fault", "gauge", "1: the disk takes nothing new", float(fault))
+        yield Sample("lookup_store_fault", "gauge", "1: the state can't be written to the disk", float(fault))
 
     def _reap(self) -> float:
         pause = REAP_MOST

@@ -31,10 +31,10 @@ class RegistrarCounters(ServerStatus, frozen=True):
     address: str = ""
     uptime: float = 0.0
     lookups: Annotated[Count, counter("Lookups")] = 0
-    changes: Annotated[Count, counter("Changes of items")] = 0
+    changes: Annotated[Count, counter("Changes of registered items")] = 0
     renewals: Annotated[Count, counter("Leases renewed")] = 0
-    expired: Annotated[Count, counter("Leases run out")] = 0
-    events: Annotated[Count, counter("Events made")] = 0
+    expired: Annotated[Count, counter("Leases expired")] = 0
+    events: Annotated[Count, counter("Events generated")] = 0
     diagnostics: Count = 0
     refused: Annotated[Count, counter("Calls refused for a limit")] = 0
 
@@ -63,7 +63,7 @@ class LookupStatus(RegistrarStatus, frozen=True):
     event_channels: Annotated[Count, gauge("Clients with an event channel")] = 0
     compressed: Count = 0
     """Connections that are compressed."""
-    events_waiting: Annotated[Count, gauge("Events that wait for clients that do not keep up")] = 0
-    events_lost: Annotated[Count, counter("Events dropped for clients that did not keep up")] = 0
+    events_waiting: Annotated[Count, gauge("Events that wait for slow clients")] = 0
+    events_lost: Annotated[Count, counter("Events dropped for slow clients")] = 0
     store: StoreStatus | None = None
     """None: nothing outlasts it."""

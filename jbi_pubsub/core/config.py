@@ -29,72 +29,72 @@ CERTIFICATE_FILE, KEY_FILE, CA_FILE, REVOKED_FILE = "certificate.pem", "key.pem"
 
 
 class LookupSection(Section, frozen=True):
-    """Where lookup services listen and how they are found."""
+    """Addresses and names of lookup services, and discovery."""
 
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: Port = 4160
-    """Jini's own port (Discovery and Join specification DJ.2.1.4); 0 takes a free one."""
+    """Jini's port (Discovery and Join specification DJ.2.1.4); 0: any free port."""
     name: str = ""
-    """Name that people call this lookup service by; "" is the host's name."""
+    """Name of this lookup service for people; "" is the host's name."""
     advertise: str = ""
     """Host name or address that others connect to, when it differs from `host`."""
     groups: tuple[str, ...] = ("",)
-    """Groups to join and to look in; "" is the public one, "*" (clients only) all, none at all looks nowhere."""
+    """Groups to join and to search; "" is the public group, "*" (clients only) all groups, an empty list none."""
     locators: tuple[str, ...] = ("127.0.0.1:4160",)
-    """host:port of lookup services to ask beside discovery. A lookup service joins those that are set, no default."""
+    """host:port of lookup services to use in addition to discovery. A lookup service itself joins only those that are
+    set, not the default."""
     multicast: bool = True
     """Announce and discover by mDNS."""
     interfaces: tuple[str, ...] = ()
-    """Names or addresses of interfaces for mDNS; without any loopback, and what `host` and [pad] `host` name."""
+    """Names or addresses of interfaces for mDNS; if empty: loopback, and those of `host` and [pad] `host`."""
     timeout: Wait = 10.0
-    """Seconds to wait for a lookup service, or for a delegate to be found."""
+    """Seconds to wait for a lookup service, or until a delegate is found."""
     probe: Term = 10.0
     """Seconds between two probes of a lookup service."""
     state: str = ""
-    """File in which a lookup service keeps its registrations over restarts; "" keeps nothing."""
+    """File in which a lookup service keeps its registrations over restarts; "": none."""
 
 
 class PadSection(Section, frozen=True):
-    """Where delegates and peer publishers listen, and their bounds."""
+    """Addresses and limits of delegates and peer publishers."""
 
     host: str = "127.0.0.1"
     """Address to listen on."""
     hosts: tuple[str, ...] = ()
-    """Further addresses, of other interfaces, at the same port if that is free there, else at a free one; clients try
-    all of them."""
+    """Further addresses, of other interfaces, at the same port if it is free there, otherwise at any free port. Clients
+    try all of them."""
     port: Port = 0
-    """0 takes a free port: delegates are found through the lookup service."""
+    """0: any free port, because clients find delegates through the lookup service."""
     advertise: str = ""
     """Host name or address that others connect to, when it differs from `host`."""
     sockets: str = ""
-    """Folder of Unix sockets: beside its port, a delegate or peer publisher listens on one of its own there, which
-    clients of the same user on the same host prefer; "" for none. Not with [tls]."""
+    """Folder of Unix sockets, "" for none. A delegate or peer publisher also listens on a socket there. Clients of the
+    same user on the same host prefer it. Not with [tls]."""
     state: str = ""
-    """File in which a delegate keeps its e-mail subscriptions over restarts, and beside it, in FILE.mails, the mail
-    that has not been sent; "" keeps nothing."""
+    """File in which a delegate keeps its e-mail subscriptions over restarts; FILE.mails keeps unsent mail. "": none."""
     max_registrations: Limit = 10_000
     """Publisher registrations of one delegate; more are refused."""
     max_queued_bytes: Limit = 1 << 30
-    """Bytes that may wait in all subscriber queues together; then publishers wait, and are refused in the end."""
+    """Bytes that may wait in all subscription queues together. Above it publishers wait, and are refused in the end."""
     max_sessions: Limit = 5_000
-    """Publishers, and subscriber processes, connected to one delegate; more are refused. Whoever has no data connection
-    yet gives way."""
+    """Publishers and subscriber processes connected to one delegate; more are refused. Clients without a data
+    connection are disconnected first."""
     max_subscriptions: Limit = 200_000
     """Subscriptions of one delegate; more are refused."""
     keep_seconds: Wait = 10.0
-    """Seconds that a new registration's objects are kept for subscriptions that stood before and come late; 0 keeps
-    none, and what is missed is told. Less than the 5 s after which a subscriber tries again costs objects in
+    """Seconds that objects of a new registration are kept for existing subscriptions that connect late. 0 keeps none,
+    and the missed objects are reported as lost. Less than 5 s, after which a subscriber tries again, loses objects in
     outages."""
     keep_bytes: Limit = 64 << 20
-    """Bytes kept for them in all."""
+    """Bytes of all objects that are kept so."""
     settle_seconds: Wait = 2.0
-    """Seconds that a publisher that fills that within moments waits, once, and how long a delegate or peer publisher
-    that stops waits for subscribers that were told of its new registrations."""
+    """Seconds that a publisher that fills `keep_bytes` at once waits, one time. A delegate or peer publisher that stops
+    waits as long for subscribers that know of its new registrations."""
 
 
 class LeaseSection(Section, frozen=True):
-    """Seconds of the leases that clients ask for; renewed at 2/5 of the term (at lookup services at 7/8)."""
+    """Seconds of the leases that clients request; renewed at 2/5 of the term (at lookup services at 7/8)."""
 
     publisher: Term = 60.0
     """Publisher at its delegate."""
@@ -105,46 +105,47 @@ class LeaseSection(Section, frozen=True):
     mail: Term = 86_400.0
     """E-mail subscriptions."""
     durable: Term = 2_592_000.0
-    """Durable subscriptions whose subscriber is away: 30 days."""
+    """Durable subscriptions while their subscriber is disconnected: 30 days."""
     maximum: Term = 604_800.0
-    """The longest a delegate grants, but for durable subscriptions: a week."""
+    """Longest lease that a delegate grants, except for durable subscriptions: a week."""
 
 
 class QueueSection(Section, frozen=True):
-    """Subscriber queues and publishing."""
+    """Subscription queues and publishing."""
 
     bound: Limit = 10_000
-    """Objects that may wait for one subscription at one delegate, and again as many in the subscriber."""
+    """Objects that may wait for one subscription at one delegate, and as many again in the subscriber."""
     policy: Literal["drop_oldest", "drop_newest", "block"] = "drop_oldest"
-    """Policy when a queue is full."""
+    """Action when a queue is full."""
     block_seconds: Wait = 5.0
-    """Seconds that `block` holds the publisher up before the object counts as lost."""
+    """Seconds that `block` delays the publisher before the object counts as lost."""
     publish_seconds: Wait = 10.0
-    """Seconds that publish() waits for room before it raises BackPressureError."""
+    """Seconds that publish() waits for capacity before it raises BackPressureError."""
 
 
 class LinkSection(Section, frozen=True):
     """Settings of the data connections: publications, deliveries, lookup events."""
 
     compression: Literal["none", "deflate"] = "none"
-    """Compression that a client (publisher, subscriber, whoever watches a lookup service) asks for. `deflate` is for
-    slow links: it costs both ends time (docs/links.md)."""
+    """Compression that a client (publisher, subscriber, listener of a lookup service) requests. `deflate` is for slow
+    links: it costs both ends processor time (docs/links.md)."""
     window: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """Bytes that may be under way on a data connection of a publisher or subscriber; 0 leaves it to TCP, which fills
-    whatever queue a slow link has, and then leases are not renewed in time. 4096 is 5 s of 7,200 bit/s."""
+    """Bytes in transit on a data connection of a publisher or subscriber; 0 leaves it to TCP, which fills the queue of
+    a slow link, so that leases are not renewed in time. 4096 is 5 s of 7,200 bit/s."""
     chunk: Annotated[int, msgspec.Meta(ge=512, le=CHUNK_BYTES)] = CHUNK_BYTES
-    """Bytes: larger objects go in chunks of this size, and no batch becomes much larger, so that what is small does not
-    wait for longer; at a publisher for what it publishes, at a delegate for what it delivers. 262144 is 0.3 s of
-    7 Mbit/s, 4096 is 5 s of 7,200 bit/s. Where it takes a hundredth of a second, four times as much may go at once."""
+    """Bytes of one piece of a larger object; no batch becomes much larger, so that small objects wait no longer than
+    for one piece. Publishers use it for publications, delegates for deliveries. 262144 is 0.3 s of 7 Mbit/s, 4096 is 5
+    s of 7,200 bit/s. Where a piece takes a hundredth of a second, four times as much may be sent at once."""
     spool: Annotated[int, msgspec.Meta(ge=SPOOL_LEAST, le=MEMORY_BYTES)] = 8 << 20
-    """Bytes: of a larger object that comes or goes the payload is kept in a file, at each end, and never in memory."""
+    """Bytes of an object above which its payload is kept in a file at each end, never in memory."""
     spool_bytes: Limit = 16 << 30
-    """Bytes that all such files of one delegate, publisher or subscriber may have together; then publishers wait, and
-    are refused in the end."""
+    """Bytes of all such files of one delegate, publisher or subscriber. Above it publishers wait, and are refused in
+    the end."""
     spool_folder: str = ""
-    """Folder on whose disk they are; "" is $TMPDIR, else /var/tmp. They have no names: nothing is ever seen there."""
+    """Folder on whose disk they are; "" is $TMPDIR, otherwise /var/tmp. The files have no names, so they are not
+    visible."""
     max_compressed: Annotated[int, msgspec.Meta(ge=0)] = 500
-    """Compressed connections of one server, up to 0.3 MB each; further ones are not compressed; 0: none is."""
+    """Compressed connections of one server, up to 0.3 MB each; further ones are not compressed. 0: none."""
 
     def spooling(self) -> Spool:
         """Where a party's large payloads are kept."""
@@ -152,173 +153,176 @@ class LinkSection(Section, frozen=True):
 
 
 class MailSection(Section, frozen=True):
-    """The SMTP server that delegates hand e-mail to."""
+    """SMTP server for the e-mail of delegates."""
 
     host: str = "127.0.0.1"
     """Host of the mail server."""
     port: Port = 25
     """Its port."""
     sender: str = "jbi-pubsub@localhost"
-    """Envelope and header sender; bounces go there."""
+    """Sender in envelope and header; it receives bounces."""
     start_tls: Literal["never", "required"] = "never"
-    """`required` refuses to send in clear; there is no "if possible"."""
+    """`required` refuses to send without TLS; there is no "if possible"."""
     username: str = ""
-    """For SMTP AUTH; empty for none."""
+    """For SMTP AUTH; "" for none."""
     password: str = ""
     """For SMTP AUTH; `jbi config` does not show it."""
     timeout: Term = 15.0
     """Seconds for one SMTP command."""
     try_seconds: Term = 120.0
-    """Seconds for a whole try, from connecting to the answer to the message."""
+    """Seconds for a whole attempt, from connecting to the server's answer to the message."""
     connections: Annotated[int, msgspec.Meta(ge=1, le=100)] = 4
-    """Connections to the mail server at once, and so mails under way; one of a subscription at most."""
+    """Simultaneous connections to the mail server, one mail each; a subscription has one at most."""
     idle_seconds: Term = 30.0
-    """A connection that nothing was sent on for so long is closed."""
+    """Seconds without a mail after which a connection is closed."""
     rate: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     """Mails per second at most; 0 for no limit."""
     retries: Annotated[int, msgspec.Meta(ge=0)] = 30
-    """Tries after the first when the server is away or answers 4xx."""
+    """Further attempts when the server is not available or answers 4xx."""
     retry_seconds: Wait = 2.0
-    """Wait before the first retry; doubles each time, up to a minute."""
+    """Seconds before the second attempt; doubled each time, up to a minute."""
     suspend_after: Annotated[int, msgspec.Meta(ge=0)] = 10
-    """Mails of a subscription running that are refused for good (5xx), after which the recipient gets no more
-    (mail_suspended) until the subscription is made again; 0 for never."""
+    """Consecutive mails of a subscription that are refused permanently (5xx), after which its recipient gets no more
+    (mail_suspended) until it subscribes again; 0: never."""
     unsubscribe: str = ""
-    """URL under which people reach `jbi web`, e.g. https://jbi.example.org:8160: each recipient gets a mail of his own
-    with a link to unsubscribe; "" for mails without."""
+    """URL of `jbi web` for recipients, e.g. https://jbi.example.org:8160. Each recipient then gets a separate mail with
+    a link to unsubscribe. "": no link."""
     reminder_seconds: Wait = 7_200.0
-    """So long before the lease of an e-mail subscription ends its recipients are reminded, once, unless it is shorter
-    than four times that; 0 for never."""
+    """Seconds before the end of an e-mail subscription's lease at which its recipients get one reminder, except for
+    leases shorter than four times that; 0: never."""
     digest_objects: Annotated[int, msgspec.Meta(ge=1)] = 100
-    """Objects in one mail of a subscription with attribute mail_digest_seconds; so many that wait are sent at once."""
+    """Objects in one mail of a subscription with the attribute mail_digest_seconds; when as many wait, they are sent at
+    once."""
     max_bytes: Limit = 20 << 20
     """Largest mail; a larger one counts as lost (oversize)."""
     queue_bound: Limit = 10_000
-    """Mails that may wait in a delegate, a quarter of them for one subscription; more are lost (queue_overflow)."""
+    """Mails that may wait in a delegate, a quarter of them for one subscription; further ones are lost
+    (queue_overflow)."""
     queue_bytes: Limit = 256 << 20
-    """Their bytes, a quarter of them for one subscription; what waits for several subscriptions counts for each."""
+    """Bytes of these mails, a quarter of them for one subscription; a mail for several subscriptions counts for
+    each."""
 
 
 class TypesSection(Section, frozen=True):
     """Information object types."""
 
     cache: str = ""
-    """Folder in which what was made of schemas is kept, shared by the processes of one user; "" is the user's own,
-    $XDG_CACHE_HOME/jbi-pubsub/types or ~/.cache/jbi-pubsub/types, "none" keeps nothing."""
+    """Folder of the code generated from schemas, shared by the processes of one user; "" is
+    $XDG_CACHE_HOME/jbi-pubsub/types or ~/.cache/jbi-pubsub/types, "none": no cache."""
     folder: str = ""
-    """Folder of a delegate's type repository, or NAME://ADDRESS of a plug-in's store; "" has none."""
+    """Folder of a delegate's type repository, or NAME://ADDRESS of a plug-in's store; "": no repository."""
     only_known: bool = False
-    """Whether types that are not in it are refused."""
+    """Refuse types that the repository does not have."""
 
 
 class MetricsSection(Section, frozen=True):
-    """Prometheus metrics of servers, in clear: loopback, or behind a proxy of yours. With a [policy] file whoever asks
-    needs `status`, by his address."""
+    """Prometheus metrics of servers, without TLS: for loopback, or behind a proxy. With a [policy] file the client's
+    address needs the right `status`."""
 
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: Annotated[int, msgspec.Meta(ge=-1, le=65_535)] = -1
-    """-1 for none, 0 for any free port."""
+    """-1: off; 0: any free port."""
     names: tuple[str, ...] = ()
-    """Host names that it is reached by, beside localhost, addresses, `host` and this host's own name; others are
+    """Host names of the page in addition to localhost, addresses, `host` and this host's own name; other names are
     refused."""
 
 
 class PolicySection(Section, frozen=True):
-    """Rules of an operator: who may do what."""
+    """Operators' rules for access and quality of service."""
 
     file: str = ""
-    """policy.toml, read again when it changes, or NAME://ADDRESS of a plug-in; "" allows everything to everybody."""
+    """policy.toml, read again when it changes, or NAME://ADDRESS of a plug-in; "": everybody may do everything."""
     users: str = ""
-    """Names of people without a certificate: the password file that `jbi users` writes, read again when it changes, or
-    a directory, ldaps://HOST/uid={},ou=people,dc=example with {} for the name; "" asks nobody for a password."""
+    """Passwords of users without a certificate: the file that `jbi users` writes, read again when it changes, or a
+    directory, ldaps://HOST/uid={},ou=people,dc=example with {} for the name. "": no passwords."""
     audit: str = ""
-    """File in which refusals are written down; "" keeps none but the log's."""
+    """File in which refusals are recorded; "": in the log only."""
     audit_all: bool = False
-    """Write down what is allowed as well."""
+    """Record what is allowed as well."""
     state: str = ""
-    """File that keeps the last policies that a manager has sent, for a start without it, and beside it a copy of `file`
-    as it was in force last, for a start when it can't be used; "" keeps none."""
+    """File that keeps the last policies of a manager, for a start without it, and next to it a copy of `file` as it was
+    last in force, for a start while `file` is invalid; "": none."""
     trust_claims: bool = True
-    """Whether the name that a client without a certificate gives itself counts where policies rank contracts; rights
-    never follow from it."""
+    """Use the name that a client without a certificate gives itself in quality-of-service policies. Access rules never
+    use it."""
 
 
 class QosSection(Section, frozen=True):
-    """QoS-managed dissemination: what policies say of importance, deadlines, rates and shapes is enforced."""
+    """Quality of service: importance, deadlines, rates and shapes of policies are enforced."""
 
     mode: Literal["auto", "off", "on"] = "auto"
-    """"on"; "off": nothing of it exists; "auto": on where [policy] file speaks of it when the process starts."""
+    """"on", "off", or "auto": on if [policy] file contains quality-of-service policies when the process starts."""
     bins: Annotated[int, msgspec.Meta(ge=1, le=50)] = 15
-    """Classes of importance and cost in which objects wait to be judged; 1 is first come, first served."""
+    """Classes of importance and cost in which objects wait for evaluation; 1: first come, first served."""
     credit: Limit = 1_024
-    """Objects of one registration between admission and done."""
+    """Objects of one registration that are admitted and not finished."""
     credit_bytes: Limit = 16 << 20
-    """Their bytes."""
+    """Bytes of these objects."""
     monitor_window: Term = 10.0
-    """Seconds of the series that are kept."""
+    """Seconds of measurements that are kept."""
     publish_measurements: bool = False
-    """Whether delegates publish their series as information objects `jbi.Measurement`."""
+    """Delegates publish their measurements as information objects `jbi.Measurement`."""
 
 
 class ArchiveSection(Section, frozen=True):
-    """Objects as they were published, kept on disk by a delegate or peer publisher."""
+    """Published objects that a delegate or peer publisher keeps on disk."""
 
     folder: str = ""
-    """Where they are kept, of one process at a time, or NAME://ADDRESS of a plug-in's store; "" keeps nothing, and
-    nothing of the archive exists."""
+    """Folder of the objects, for one process at a time, or NAME://ADDRESS of a plug-in's store; "": no archive."""
     sync: str = "batch"
-    """When what is kept is forced to the disk: "batch", before a batch is acknowledged to its publisher; seconds
-    between two times ("0.2"); "never", when the system likes."""
+    """When objects are forced to the disk: "batch": before a batch is acknowledged to its publisher; a number ("0.2"):
+    every so many seconds; "never": when the system does."""
     full: Literal["refuse", "drop_oldest", "pass"] = "refuse"
-    """When there is no room: refuse what is to be kept; drop the oldest; pass it on, and count it (not_archived)."""
+    """Action when the archive is full: refuse objects that are to be kept; drop the oldest; deliver without keeping,
+    and count (not_archived)."""
     columns: Annotated[int, msgspec.Meta(ge=1, le=256)] = 64
     """Paths of a type that have columns of their own in the index; all others share a table."""
     workers: Annotated[int, msgspec.Meta(ge=0, le=16)] = 1
-    """Processes that index, answer and clean up; 0: threads of the delegate, for small machines."""
+    """Processes that index, answer queries and clean up; 0: threads of the delegate, for small machines."""
     memory: Annotated[int, msgspec.Meta(ge=32 << 20)] = 256 << 20
-    """Bytes that the index may take in memory."""
+    """Bytes of memory for the index."""
     max_queries: Limit = 1_000
-    """Open queries of a delegate, 20 of one session, three quarters of one party; more are refused. A quarter of
-    them may be calls that count or explain, which need no session."""
+    """Open queries of a delegate, 20 of one session, three quarters of one client; more are refused. A quarter may be
+    calls that count or explain, which need no session."""
     max_metadata_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """Bytes of all metadata on disk; 0: no limit but the disk."""
+    """Bytes of all metadata on disk; 0: limited by the disk only."""
     max_payload_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """Bytes of all payloads on disk."""
+    """Bytes of all payloads on disk; 0: limited by the disk only."""
     reserve: Annotated[float, msgspec.Meta(ge=0, le=0.9)] = 0.05
-    """Share of the disk that is left free."""
+    """Share of the disk that stays free."""
 
 
 class ClientSection(Section, frozen=True):
-    """Words of an application on itself, and what holds for its publishers, subscribers and queries unless they say
-    otherwise."""
+    """Identity of an application, and defaults for its publishers, subscribers and queries."""
 
     user: str = ""
-    """User of it: a claim, which a certificate's name overrides, and a password proves."""
+    """Name of the user. It is a claim; a password proves it, and a certificate's name overrides it."""
     password: str = ""
-    """Password of that user, for servers with [policy] users; sent over TLS, or on this host. `jbi config` does not
-    show it."""
+    """Password of the user, for servers with [policy] users; sent over TLS, or on this host. `jbi config` does not show
+    it."""
     role: str = ""
-    """His present duty."""
+    """Present role of the user."""
     owner: str = ""
-    """File by whose secret durable subscriptions are his, where certificates don't say so; it is made when it is
-    missing. "": jbi-pubsub/secret in $XDG_STATE_HOME, or in ~/.local/state."""
+    """File with the secret that proves the ownership of durable subscriptions where certificates do not; it is made if
+    it is missing. "": jbi-pubsub/secret in $XDG_STATE_HOME, or in ~/.local/state."""
     namespaces: tuple[Binding, ...] = ("og=http://gdc4s.com/oim/gemini",)
-    """prefix=URI of namespaces that predicates, filters and keys may use without saying so; those that are given with a
-    subscription or query go before."""
+    """prefix=URI of namespaces for all predicates, filters and keys; those of a subscription or query take
+    precedence."""
     max_metadata: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] = 1 << 20
-    """Bytes: larger metadata are refused, by publishers and by delegates. More than the default can't be parsed."""
+    """Bytes of metadata above which publishers and delegates refuse an object; at most the default, the limit of the
+    parser."""
     max_payload: Annotated[int, msgspec.Meta(ge=0)] = 1 << 30
-    """Bytes: larger payloads are refused, by publishers and by delegates."""
+    """Bytes of payload above which publishers and delegates refuse an object."""
     well_formed: bool = True
-    """Whether metadata are looked at for well-formedness before they are published. What is validated, or has
-    invariants, is looked at in any case."""
+    """Check that metadata are well-formed before they are published. Metadata that are validated, or have invariants,
+    are checked in any case."""
     validate: bool = True
-    """Whether metadata are validated by their type's schema before they are published."""
+    """Validate metadata by their type's schema before they are published."""
     reliable: bool = True
-    """Whether what a delegate has not acknowledged when it goes away is sent again, to the one that takes over."""
+    """Send what a failed delegate has not acknowledged again, to the delegate that takes over."""
     expiration: Wait = 0.0
-    """Seconds after which an object that still waits, at its publisher or for a subscriber, is given up; 0: never."""
+    """Seconds after which an object that still waits, at its publisher or for a subscriber, is dropped; 0: never."""
 
 
 class WebSection(Section, frozen=True):
@@ -327,39 +331,39 @@ class WebSection(Section, frozen=True):
     host: str = "127.0.0.1"
     """Address to listen on; beyond loopback it needs [tls]."""
     port: Port = 8160
-    """0 takes a free one."""
+    """0: any free port."""
     names: tuple[str, ...] = ()
-    """Host names that browsers reach it by, beside localhost, addresses, `host` and this host's own name; others are
+    """Host names for browsers in addition to localhost, addresses, `host` and this host's own name; other names are
     refused."""
     admin: bool = False
-    """Whether it may change what runs: cancel subscriptions, drain delegates, administer lookup services; the servers
-    must allow it to this process too."""
+    """Allow changes: cancel subscriptions, drain delegates, administer lookup services. The servers must allow them to
+    this process, too."""
 
 
 class TlsSection(Section, frozen=True):
-    """PEM files: a folder that `jbi certs` made, or certificate, key and ca, or none."""
+    """PEM files: a folder made by `jbi certs`, or certificate, key and ca, or none."""
 
     folder: str = ""
-    """Folder of one party as `jbi certs issue` makes it: certificate.pem, key.pem, ca.pem and crl.pem stand for those
-    of the next three and `revoked` that are not set."""
+    """Folder of one party as `jbi certs issue` makes it. Its certificate.pem, key.pem, ca.pem and crl.pem are used for
+    those of the next three keys and `revoked` that are not set."""
     certificate: str = ""
-    """Our certificate."""
+    """Certificate of this process."""
     key: str = ""
-    """Its private key."""
+    """Private key of the certificate."""
     ca: str = ""
-    """The authority that our peers' certificates come from."""
+    """Authority of the other parties' certificates."""
     server_names: tuple[str, ...] = ()
-    """Names in the certificates of servers that do not name the address they are reached at; a common name counts here,
-    "*.example.org" stands for all with one label more, "*" for every certificate of the authority."""
+    """Names that certificates of servers may have instead of the address. A common name counts here. "*.example.org" is
+    every name with one label more, "*" every certificate of the authority."""
     insecure: bool = False
     """Allow to listen beyond loopback without TLS."""
     revoked: str = ""
-    """PEM file of revoked certificates (a CRL of the authority), read again when it changes; "" for none."""
+    """PEM file of revoked certificates (a CRL of the authority), read again when it changes; "": none."""
     sign: bool = False
-    """Whether publishers of this process sign their objects, and delegates what their filters leave of payloads."""
+    """Publishers of this process sign their objects, delegates the filtered payloads."""
     verify: Literal["off", "warn", "require"] = "off"
-    """Treatment of signatures by delegates and subscribers of this process: nothing; log and count what is not signed
-    or does not hold; drop it, counted and told as lost (`bad_signature`)."""
+    """Action of delegates and subscribers on objects without a valid signature: none; log and count; drop, count and
+    report as lost (`bad_signature`)."""
 
     def identity(self) -> TlsIdentity | None:
         """The files that are meant, None without any. Raises ConfigurationError when only some are named."""

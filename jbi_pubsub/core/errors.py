@@ -1,4 +1,4 @@
-"""The errors of jbi-pubsub. Each says what is wrong, where, and how to mend it.
+"""The errors of jbi-pubsub. Each says what is wrong, where, and how to correct it.
 
 JbiError
  +- ConfigurationError        (ValueError)       a setting that is unknown, malformed or unsafe
@@ -52,7 +52,7 @@ class JbiError(Exception):
 
     code = "error"
     is_final = False
-    """The same would be refused again, until somebody mends what the error says; else it may pass by itself."""
+    """The same call fails again until its cause is corrected; otherwise it may succeed later."""
 
     def __init__(self, message: str, *, hint: str = "", **facts: Fact) -> None:
         super().__init__(message)
@@ -73,7 +73,7 @@ class ConfigurationError(JbiError, ValueError):
 
 
 class ArgumentError(ConfigurationError, TypeError):
-    """An argument of a call is of a type that the call does not take; facts `call`, `argument`."""
+    """An argument of a call has a type that the call does not take; facts `call`, `argument`."""
 
     code = "argument"
 
@@ -85,39 +85,39 @@ class PolicyError(ConfigurationError):
 
 
 class AdapterStateError(JbiError, RuntimeError):
-    """An adapter was used when it can't be: closed, forked, or a second SubscriberAdapter of one name."""
+    """An adapter can't be used: it is closed, in a forked process, or a second SubscriberAdapter of one name."""
 
     code = "adapter_state"
 
 
 class AccessDeniedError(JbiError, PermissionError):
-    """The access policy refused the call."""
+    """The access policy denies the call."""
 
     code = "access_denied"
     is_final = True
 
 
 class QosDeniedError(JbiError):
-    """A quality that a subscription or publication requires is not granted; facts `field`, `policy`."""
+    """A required quality of service is not granted; facts `field`, `policy`."""
 
     code = "qos_denied"
     is_final = True
 
 
 class PortInUseError(JbiError, OSError):
-    """The address to listen on is taken or can't be bound."""
+    """The address to listen on is in use or can't be bound."""
 
     code = "port_in_use"
 
 
 class StorageError(JbiError, OSError):
-    """The durable store can't be read or written: the disk is full, the file is damaged or in use."""
+    """A file or folder can't be read or written: the disk is full, the file is damaged or in use."""
 
     code = "storage"
 
 
 class OversizeError(JbiError, ValueError):
-    """Something is larger than its bound."""
+    """The size is above a limit."""
 
     code = "oversize"
     is_final = True
@@ -131,7 +131,7 @@ class SchemaError(JbiError, ValueError):
 
 
 class TypeConflictError(SchemaError):
-    """A second, different schema for one information object type (paper section 2.1: exactly one)."""
+    """The information object type has another schema already (paper section 2.1: exactly one)."""
 
     code = "type_conflict"
 
@@ -144,13 +144,13 @@ class MetadataError(JbiError, ValueError):
 
 
 class InvariantError(MetadataError):
-    """A publication changes what its registration declared invariant (paper section 1)."""
+    """The metadata change a value that the registration declares invariant (paper section 1)."""
 
     code = "invariant"
 
 
 class SignatureError(JbiError, ValueError):
-    """The signature of an object, or of what stands for its key, is missing or does not hold; fact `object`."""
+    """The signature of an object or of its publisher's key is missing or invalid; fact `object`."""
 
     code = "signature"
     is_final = True
@@ -164,14 +164,14 @@ class PredicateError(JbiError, ValueError):
 
 
 class AddressError(JbiError, ValueError):
-    """Not exactly one e-mail address."""
+    """The text is not exactly one e-mail address."""
 
     code = "address"
     is_final = True
 
 
 class UnknownUidError(JbiError, LookupError):
-    """No such delegate, registration or subscription here."""
+    """The delegate, registration or subscription does not exist here."""
 
     code = "unknown_uid"
 
@@ -182,7 +182,7 @@ def unknown_uid(kind: str, uid: str, source: str) -> UnknownUidError:
 
 
 class DelegateNotFoundError(JbiError, LookupError):
-    """No delegate has the wanted characteristics; the message lists those that exist."""
+    """No delegate has this name and location; the message lists those that exist."""
 
     code = "delegate_not_found"
 
@@ -200,13 +200,13 @@ class LeaseError(JbiError):
 
 
 class LeaseDeniedError(LeaseError, ValueError):
-    """The lease was asked for with a bad duration, or is refused."""
+    """The lease is refused, or its duration is invalid."""
 
     code = "lease_denied"
 
 
 class UnknownLeaseError(LeaseError, LookupError):
-    """The lease is expired, cancelled, or was never granted."""
+    """The lease has expired, was cancelled, or was never granted."""
 
     code = "unknown_lease"
 
@@ -219,7 +219,7 @@ class EntryError(JbiError, ValueError):
 
 
 class IncompatibleEntryError(EntryError):
-    """Same entry class name, different fields: the two sides were generated from different schemas."""
+    """An entry class has other fields at the other side: the two were generated from different schemas."""
 
     code = "incompatible_entry"
 
@@ -231,13 +231,13 @@ class StudyError(JbiError, RuntimeError):
 
 
 class WireError(JbiError, ConnectionError):
-    """The other side is gone, slow, or breaks the protocol."""
+    """The other side is gone, too slow, or breaks the protocol."""
 
     code = "wire"
 
 
 class ProtocolError(WireError):
-    """The peer sent what the protocol does not allow."""
+    """The other side sent data that the protocol does not allow."""
 
     code = "protocol"
 
@@ -255,13 +255,13 @@ class BackPressureError(WireError, TimeoutError):
 
 
 class DemoError(JbiError, RuntimeError):
-    """The demo could not be played to its end."""
+    """The demo could not be completed."""
 
     code = "demo"
 
 
 class ChildError(JbiError, RuntimeError):
-    """Work in a child process ran into a limit, or can't be done now; fact `cause` says which (`core/child.py`)."""
+    """Work in a child process exceeded a limit, or can't be done now; fact `cause` says which (`core/child.py`)."""
 
     code = "child"
 
@@ -281,7 +281,7 @@ def report(error: JbiError) -> ErrorReport:
 
 
 def rebuild(received: ErrorReport) -> JbiError:
-    """The error a report stands for; an unknown code becomes a plain JbiError."""
+    """The error of a report; an unknown code becomes a plain JbiError."""
     facts = {k: v for k, v in received.facts.items() if k not in ("message", "hint", "self")}
     return _by_code().get(received.code, JbiError)(received.message, hint=received.hint, **facts)
 

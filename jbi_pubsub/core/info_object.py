@@ -193,65 +193,67 @@ class SchemaBundle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Cause(enum.StrEnum):
-    """Why an object that matched did not reach a subscriber. Each lost object counts under exactly one."""
+    """Cause for which a matching object was not delivered. Each lost object counts under exactly one."""
 
     QUEUE_OVERFLOW = "queue_overflow"
-    """The subscription's queue was full; its policy says whether the oldest or the newest went."""
+    """The subscription's queue was full; its policy says whether the oldest or the newest object is dropped."""
     BLOCK_TIMEOUT = "block_timeout"
-    """The queue stayed full for the whole time that policy `block` holds a publisher up."""
+    """The queue stayed full for the whole time that policy `block` delays a publisher."""
     SUBSCRIBER_DEAD = "subscriber_dead"
-    """The subscriber's lease ran out with objects waiting for it."""
+    """The subscriber's lease expired while objects waited for it."""
     DELEGATE_DEAD = "delegate_dead"
-    """The delegate or peer publisher went away with objects: as many as their numbers show when their publishers go on
-    elsewhere, else nobody knows (count 0), perhaps none."""
+    """The delegate or peer publisher ended with objects. The number is known if their publishers continue elsewhere;
+    otherwise the count is 0, and perhaps none was lost."""
     CANCELLED = "cancelled"
-    """The subscription was cancelled with objects waiting for it."""
+    """The subscription was cancelled while objects waited for it."""
     SEQUENCE_GAP = "sequence_gap"
-    """The publisher's numbering has a gap: objects that never came. Whether they would have matched is not known."""
+    """The publisher's numbering has a gap: these objects never arrived. They need not have matched."""
     LATE = "late"
-    """Came from a delegate after later objects of its registration had come from the one that took over: order holds,
-    so it is not delivered."""
+    """The object came from a delegate after later objects of its registration had come from the delegate that took
+    over. It is not delivered, to keep the order."""
     MISSED = "missed"
-    """Came while the subscription stood, and was not kept any more when the delegate heard of the subscription. Whether
-    it would have matched the predicate is not known."""
+    """The object came during the subscription, and was no longer kept when the delegate learned of the subscription. It
+    need not have matched the predicate."""
     BAD_SIGNATURE = "bad_signature"
-    """Its signature is missing or does not hold, and `[tls] verify` requires one."""
+    """The object's signature is missing or invalid, and `[tls] verify` requires one."""
     DEADLINE = "deadline"
-    """The object waited longer than its policy or subscription wants to have it."""
+    """The object waited longer than the policy or the subscription allows."""
     REPLACED = "replaced"
     """A newer object of the same key came while it waited."""
     RATE = "rate"
-    """Beyond the rate that the subscription may or wants to have."""
+    """The object was beyond the rate that is granted to the subscription."""
     EXPIRED = "expired"
-    """The object waited longer than its publisher wants it to (`expiration`); or the archive has given it up, by its
-    rules, before a durable subscription had it. Whether that would have matched the predicate is not known: counted is
-    what went of the types and registrations that match."""
+    """The object waited longer than its publisher's `expiration`; or the archive has removed it, by its rules, before a
+    durable subscription got it. In the second case all removed objects of the matching types and registrations count,
+    whether or not they would have matched the predicate."""
     OTHER_ARCHIVE = "other_archive"
-    """An archive that was wiped, put back from a copy, or is another one than the position is of that was to be gone
-    on from: what was behind it there is not known (count 0). What is here comes."""
+    """The subscription continues at an archive that was emptied, restored from a copy, or is not the one of its
+    position. The number of lost objects is not known (count 0). The objects of this archive are delivered."""
     INVALID = "invalid"
-    """Its metadata are not well-formed, or not valid, and the subscription is to have those alone that are."""
+    """The metadata are not well-formed, or not valid, and the subscription requires that they are."""
     LISTENER_FAILED = "listener_failed"
-    """The subscription's listener failed on it in all tries."""
+    """The subscription's listener failed on the object in all attempts."""
     FILTERED = "filtered"
-    """A bridge from another platform has left it out, as its file says, or as it could not be brought. Whether it would
-    have matched the predicate is not known."""
+    """A bridge from another platform left the object out, because its file says so or because the object can't be
+    converted. It need not have matched the predicate."""
     OVERSIZE = "oversize"
-    """Larger than the delivery target takes; or XML to which the subscription's payload filter can't be applied: beyond
-    its limits, or with a DOCTYPE."""
+    """The object is larger than its destination allows; or it is XML to which the payload filter can't be applied:
+    beyond its limits, or with a DOCTYPE."""
     MAIL_REFUSED = "mail_refused"
-    """The mail server refused a recipient or the message for good (SMTP 5xx)."""
+    """The mail server refused a recipient or the message permanently (SMTP 5xx)."""
     MAIL_UNREACHABLE = "mail_unreachable"
-    """The mail server could not be reached, or put us off, in all tries."""
+    """The mail server could not be reached, or answered 4xx, in all attempts."""
     MAIL_SUSPENDED = "mail_suspended"
-    """The recipient was refused for good so often that nothing is sent there, until the subscription is made again."""
+    """The recipient was refused permanently so often that no more mail is sent there until the subscription is made
+    again."""
     REFUSED = "refused"
-    """A delegate or peer publisher has refused the subscription, and is asked again; how many objects is not known."""
+    """A delegate or peer publisher has refused the subscription; the subscriber tries again. The number of lost objects
+    is not known."""
     STORAGE = "storage"
-    """A disk did not take it, or does not give it back: the delegate's, what has to survive a restart; a large payload,
-    the delegate's or the subscriber's."""
+    """A disk could not store or return the object: the delegate's, for objects that must survive a restart; for a large
+    payload, the delegate's or the subscriber's."""
     SHUTDOWN = "shutdown"
-    """The delegate stopped before it could deliver."""
+    """The delegate stopped before it could deliver the object."""
 
 
 LOST: Final = "lost"

@@ -16,10 +16,10 @@ _OF_FEDERATIONS: Final = (
     ("unsent", "gauge", "Bytes that wait for federates"),
 )
 _OF_WAYS: Final = (
-    ("waiting", "gauge", "Entries that wait in a bridge, by the side they come from"),
-    ("relayed", "counter", "Updates and interactions that a bridge has sent on"),
-    ("filtered", "counter", "Updates, interactions and values that a bridge has left out"),
-    ("lost", "counter", "Messages that were in a bridge when it left"),
+    ("waiting", "gauge", "Entries that wait in a bridge, by their origin"),
+    ("relayed", "counter", "Updates and interactions forwarded by a bridge"),
+    ("filtered", "counter", "Updates, interactions and values left out by a bridge"),
+    ("lost", "counter", "Messages in a bridge when it resigned"),
 )
 
 
@@ -32,7 +32,7 @@ def of_rti(status: Facts) -> Iterator[Sample]:
             yield Sample(f"hla_{key}", "counter" if kind == "counter" else "gauge", meaning, each[key], name)
         yield Sample("hla_points", "gauge", "Synchronization points that are pending", len(each["points"]), name)
         saves = bool(each["saving"] or each["restoring"])
-        yield Sample("hla_saving", "gauge", "1: a save or restore goes on", float(saves), name)
+        yield Sample("hla_saving", "gauge", "1: a save or restore is in progress", float(saves), name)
         for why, count in each["resigned"].items():
             meaning = "Federates that the RTI has resigned, by reason"
             yield Sample("hla_resigned", "counter", meaning, count, (*name, ("why", why)))
@@ -43,12 +43,12 @@ def of_bridge(name: str, status: Facts) -> Iterator[Sample]:
     own = (("bridge", name),)
     yield Sample("hla_bridge_up", "gauge", "1: joined to both federations", float(status["state"] == "up"), own)
     stuck = sum(each["deadlocked"] for each in status["pending"])
-    yield Sample("hla_bridge_pending", "gauge", "Saves, restores and points under way", len(status["pending"]), own)
-    yield Sample("hla_bridge_deadlocked", "gauge", "Those of them that never end", stuck, own)
+    yield Sample("hla_bridge_pending", "gauge", "Saves, restores and points in progress", len(status["pending"]), own)
+    yield Sample("hla_bridge_deadlocked", "gauge", "Saves, restores and points in a deadlock", stuck, own)
     for way in status["directions"]:
         ends = (*own, ("from", way["from"]), ("to", way["to"]))
         for key, kind, meaning in _OF_WAYS:
             yield Sample(f"hla_bridge_{key}", "counter" if kind == "counter" else "gauge", meaning, way[key], ends)
     for what, count in status["counters"].items():
-        meaning = "Whatever else a bridge counts: requests, completions, buffered, suppressed, renamed, and so on"
+        meaning = "Other events of a bridge: requests, completions, buffered, suppressed, renamed and others"
         yield Sample("hla_bridge_events", "counter", meaning, count, (*own, ("what", what)))

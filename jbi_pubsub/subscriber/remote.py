@@ -25,7 +25,7 @@ class RemoteState(Enum):
     """The delegate is being asked."""
     UNSURE = auto()
     """The delegate was asked, and has not answered: it may stand there or not."""
-    STANDING = auto()
+    ACTIVE = auto()
     AMENDING = auto()
     """Standing, while the delegate was asked for other terms."""
     REFUSED = auto()
@@ -69,7 +69,7 @@ REMOTE_SUBSCRIPTION: Final = StateTable(
         (_S.WANTED, _E.ASK): _S.ASKED,
         (_S.WANTED, _E.UNWANT): _S.ENDED,
         (_S.WANTED, _E.REFUSE): _S.REFUSED,
-        (_S.ASKED, _E.GRANT): _S.STANDING,
+        (_S.ASKED, _E.GRANT): _S.ACTIVE,
         (_S.ASKED, _E.REFUSE): _S.REFUSED,
         (_S.ASKED, _E.MISS): _S.UNSURE,
         (_S.ASKED, _E.UNWANT): _S.DROPPED,
@@ -77,14 +77,14 @@ REMOTE_SUBSCRIPTION: Final = StateTable(
         (_S.UNSURE, _E.ASK): _S.ASKED,
         (_S.UNSURE, _E.UNWANT): _S.DROPPED,
         (_S.UNSURE, _E.LOSE): _S.WANTED,
-        (_S.STANDING, _E.ASK): _S.AMENDING,
-        (_S.STANDING, _E.UNWANT): _S.ENDED,
-        (_S.STANDING, _E.LOSE): _S.LOST,
-        (_S.STANDING, _E.EXPEL): _S.REFUSED,
-        (_S.STANDING, _E.LAPSE): _S.WANTED,
+        (_S.ACTIVE, _E.ASK): _S.AMENDING,
+        (_S.ACTIVE, _E.UNWANT): _S.ENDED,
+        (_S.ACTIVE, _E.LOSE): _S.LOST,
+        (_S.ACTIVE, _E.EXPEL): _S.REFUSED,
+        (_S.ACTIVE, _E.LAPSE): _S.WANTED,
         (_S.AMENDING, _E.ASK): _S.AMENDING,
-        (_S.AMENDING, _E.GRANT): _S.STANDING,
-        (_S.AMENDING, _E.KEEP): _S.STANDING,
+        (_S.AMENDING, _E.GRANT): _S.ACTIVE,
+        (_S.AMENDING, _E.KEEP): _S.ACTIVE,
         (_S.AMENDING, _E.REFUSE): _S.REFUSED,
         (_S.AMENDING, _E.MISS): _S.AMENDING,
         (_S.AMENDING, _E.UNWANT): _S.DROPPED,
@@ -105,7 +105,7 @@ REMOTE_SUBSCRIPTION: Final = StateTable(
 )
 
 _UNWANTED: Final = frozenset({_S.DROPPED, _S.ENDED})
-_STANDS: Final = frozenset({_S.STANDING, _S.AMENDING})
+_STANDS: Final = frozenset({_S.ACTIVE, _S.AMENDING})
 _OUTSTANDING: Final = frozenset({_S.WANTED, _S.ASKED, _S.UNSURE, _S.LOST})
 _TO_ASK: Final = frozenset({_S.WANTED, _S.ASKED, _S.UNSURE, _S.AMENDING, _S.DROPPED})
 
@@ -160,7 +160,7 @@ class RemoteSubscription:
     @property
     def is_to_ask(self) -> bool:
         """Whether the delegate is to be asked for it, which nobody is doing now."""
-        if self.state is _S.STANDING and self.flow is not None:
+        if self.state is _S.ACTIVE and self.flow is not None:
             return self.flow.revision != self.subscription.terms.revision
         return self.state in _TO_ASK
 

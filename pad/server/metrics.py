@@ -26,7 +26,7 @@ def delegate_samples(status: DelegateStatus, refused: Mapping[str, int]) -> Iter
     for part in (status, CountsStatus(**counts), status.kept, status.mail):
         yield from samples_of(part)
     yield from expiries(status.tls)
-    meaning = "From leaving the queue to the acknowledgement, of the slowest subscriber process lately"
+    meaning = "Time from the queue to the acknowledgement, of the slowest subscriber process recently"
     yield Sample("delay_seconds", "gauge", meaning, status.delay_ms / 1000)
     suspended = sum(len(s.mail_suspended) for s in status.subscriptions)
     yield Sample("mail_suspended", "gauge", "Recipients whose mail is suspended", suspended)
@@ -55,18 +55,18 @@ def _archive_samples(archive: ArchiveStatus) -> Iterator[Sample]:
     yield Sample("archive_backlog", "gauge", "Positions that the archive's index is behind", behind)
     for name in ("metadata", "payload", "index"):
         size = getattr(archive, f"{name}_bytes")
-        yield Sample("archive_bytes", "gauge", "Bytes of the archive, by what they are", size, (("of", name),))
+        yield Sample("archive_bytes", "gauge", "Bytes of the archive, by kind", size, (("of", name),))
     wrong = len(archive.troubles) + bool(archive.index_trouble)
-    yield Sample("archive_troubles", "gauge", "What is damaged or can't be used (jbi archive check)", wrong)
-    meaning = "Objects passed on without being kept, for want of room"
+    yield Sample("archive_troubles", "gauge", "Damaged or unusable parts (jbi archive check)", wrong)
+    meaning = "Objects delivered without being kept, because the archive is full"
     yield Sample("archive_not_archived", "counter", meaning, archive.counters.get("not_archived", 0))
     for reason in _EXPIRED:
         count = archive.counters.get(f"expired_{reason}", 0)
         labels = (("reason", reason),)
-        yield Sample("archive_expired", "counter", "Objects that were given up, by reason", count, labels)
+        yield Sample("archive_expired", "counter", "Objects removed, by reason", count, labels)
     for state in _ENDED:
         count = archive.queries.ended.get(state, 0)
-        yield Sample("archive_queries", "counter", "Queries that have ended, by how", count, (("state", state),))
+        yield Sample("archive_queries", "counter", "Finished queries, by their end state", count, (("state", state),))
 
 
 def _network_samples(networks: NetworksStatus) -> Iterator[Sample]:
@@ -78,7 +78,7 @@ def _network_samples(networks: NetworksStatus) -> Iterator[Sample]:
             meaning = "Datagrams of the network that were refused, by cause"
             yield Sample("network_refused", "counter", meaning, count, (label, ("cause", cause)))
     for cause, count in networks.faults.items():
-        yield Sample("networks_faults", "counter", "Things that other nodes said and that make no sense, by cause",
+        yield Sample("networks_faults", "counter", "Invalid messages of other nodes, by cause",
                      count, (("cause", cause),))  # fmt: skip
     for peer in networks.peers:
         labels = (("network", peer.network), ("peer", peer.name), ("id", peer.id))  # anybody may have the name
@@ -94,7 +94,7 @@ def _qos_samples(qos: QualityStatus, lost: Mapping[str, int]) -> Iterator[Sample
     for link in qos.links:
         label = ("link", link.name)
         yield from samples_of(link, "qos_", (label,))
-        meaning = "Destinations with something to send over the link, by importance"
+        meaning = "Destinations with objects to send over the link, by importance"
         for importance, waiting in enumerate(link.waiting_by_level, 1):
             yield Sample("qos_waiting", "gauge", meaning, waiting, (label, ("importance", str(importance))))
     for kind in qos.types:
@@ -102,7 +102,7 @@ def _qos_samples(qos: QualityStatus, lost: Mapping[str, int]) -> Iterator[Sample
         yield from samples_of(kind, "qos_", (label,))
         for name, quantile in _QUANTILES:
             if name in kind:
-                meaning = "From the delegate's having an object until it goes to its link, of the last seconds"
+                meaning = "Time from an object's arrival at the delegate to its link, of the last seconds"
                 yield Sample("qos_delay_seconds", "gauge", meaning, kind[name], (label, ("quantile", quantile)))
     for cause, shown in ((Cause.DEADLINE, "expired"), (Cause.REPLACED, "replaced")):
         yield Sample(f"qos_{shown}", "counter", f"Objects lost by cause {cause.value}", lost.get(cause, 0))

@@ -18,9 +18,9 @@ class WorkerStatus(Status, frozen=True):
     """False: a process has died, and is not there again yet."""
     pid: MaybeCount = UNSET
     """0: none; it is started for a query, or for 1,000 objects."""
-    starts: Annotated[
-        MaybeCount, counter("Starts of the process that indexes and answers", "archive_worker_starts")
-    ] = UNSET
+    starts: Annotated[MaybeCount, counter("Starts of the process for index and queries", "archive_worker_starts")] = (
+        UNSET
+    )
 
 
 class QueriesStatus(Status, frozen=True):
@@ -58,7 +58,7 @@ class StorageStatus(IndexStatus, frozen=True):
 
     folder: str = ""
     registrations: Count = 0
-    full: Annotated[str, gauge("1: there is no room in the archive", "archive_full")] = ""
+    full: Annotated[str, gauge("1: the archive is full", "archive_full")] = ""
     """Why there is no room."""
     counters: dict[str, Count] = {}
     """Objects that were given up or not kept, by reason."""
@@ -77,7 +77,7 @@ class KeptStatus(StorageStatus, frozen=True):
 class ArchiveStatus(StorageStatus, frozen=True):
     """An archive, with what a delegate does with it."""
 
-    refused: Annotated[Count, counter("Objects that were not kept, or not on disk, and refused", "archive_refused")] = 0
+    refused: Annotated[Count, counter("Objects refused because they could not be stored", "archive_refused")] = 0
     rules: list[str] = []
     """Names of the rules that say what is kept."""
     queries: QueriesStatus = QueriesStatus()

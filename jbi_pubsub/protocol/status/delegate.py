@@ -43,7 +43,7 @@ class MailStatus(Status, frozen=True):
     """Mails of a delegate, reminders of leases that end, and who takes them."""
 
     queued: Annotated[Count, gauge("Mails waiting", "mails_waiting")] = 0
-    oldest: Annotated[Measure, gauge("For how long the first of the mails has waited", "mail_oldest_seconds")] = 0.0
+    oldest: Annotated[Measure, gauge("Waiting time of the oldest mail", "mail_oldest_seconds")] = 0.0
     """Seconds."""
     kept: Count = 0
     """Those on disk."""
@@ -57,8 +57,8 @@ class MailStatus(Status, frozen=True):
     server: str = ""
     """Its host and port."""
     reminders_waiting: Count = 0
-    reminders: Annotated[Count, counter("Reminders of leases that end, times recipients")] = 0
-    reminders_lost: Annotated[Count, counter("Such that could not be sent")] = 0
+    reminders: Annotated[Count, counter("Reminders of ending leases, times their recipients")] = 0
+    reminders_lost: Annotated[Count, counter("Reminders that could not be sent")] = 0
 
 
 class DelegateFacts(ServerStatus, frozen=True):
@@ -87,17 +87,17 @@ class DelegateFacts(ServerStatus, frozen=True):
 class ObjectTotals(DelegateFacts, frozen=True):
     """Counters of all there ever was, whoever has gone since."""
 
-    published: Annotated[Count, counter("Objects taken from publishers")] = 0
+    published: Annotated[Count, counter("Objects accepted from publishers")] = 0
     refused: Annotated[Count, counter("Publications refused")] = 0
     unmatched: Annotated[Count, counter("Objects that matched no subscription")] = 0
-    signed: Annotated[Count, counter("Objects whose signature was looked at and holds")] = 0
-    bad_signature: Annotated[Count, counter("Objects that are not signed, or whose signature does not hold")] = 0
-    matched: Annotated[Count, counter("Objects times subscriptions that they matched")] = 0
-    suppressed: Annotated[Count, counter("Objects of whose payload a filter selected nothing, not delivered")] = 0
+    signed: Annotated[Count, counter("Objects with a valid signature")] = 0
+    bad_signature: Annotated[Count, counter("Objects without a signature, or with an invalid one")] = 0
+    matched: Annotated[Count, counter("Matches: objects times the subscriptions that they matched")] = 0
+    suppressed: Annotated[Count, counter("Objects not delivered because the filter selected nothing")] = 0
     delivered: Annotated[Count, counter("Objects delivered")] = 0
-    mailed: Annotated[Count, counter("Objects times recipients sent by mail")] = 0
-    replayed: Annotated[Count, counter("Objects times subscriptions that came late and caught up with them")] = 0
-    found_late: Annotated[Count, counter("Objects that matched no subscription when they came, and one afterwards")] = 0
+    mailed: Annotated[Count, counter("Objects sent by e-mail, times their recipients")] = 0
+    replayed: Annotated[Count, counter("Objects delivered to late joiners from the recent buffer")] = 0
+    found_late: Annotated[Count, counter("Objects that matched no subscription on arrival, and a later one")] = 0
     lost: dict[str, Count] = {}
     """Objects lost, by cause."""
 
@@ -105,7 +105,7 @@ class ObjectTotals(DelegateFacts, frozen=True):
 class DelegateLoad(ObjectTotals, frozen=True):
     """Load of a delegate: objects and mails that wait or are under way."""
 
-    leases: Annotated[Count, gauge("Leases held here")] = 0
+    leases: Annotated[Count, gauge("Leases granted and active")] = 0
     queued: Count = 0
     """Objects that wait."""
     in_flight: Annotated[Count, gauge("Objects sent and not acknowledged")] = 0
@@ -217,7 +217,7 @@ class SubscriptionCounters(TermsStatus, frozen=True):
     unfiltered: Count = 0
     unshaped: Count = 0
     saved: Count = 0
-    """Bytes that shapes have saved."""
+    """Bytes saved by shapes."""
     failed: Count = 0
     """Evaluations that failed."""
     last_failure: str = ""

@@ -22,7 +22,7 @@ class PeerStatus(Status, frozen=True):
     """Network where it was heard first."""
     heard: Annotated[Measure, gauge("Seconds since another node was heard", "heard_seconds")] = 0.0
     """Seconds since it was heard last."""
-    loss: Annotated[Measure, gauge("Percent of another node's datagrams that did not come lately")] = 0.0
+    loss: Annotated[Measure, gauge("Percentage of another node's recent datagrams that were lost")] = 0.0
     """Percent of its datagrams that did not come lately."""
     registrations: Annotated[Count, gauge("Registrations of another node that are relayed to this one")] = 0
     """Registrations of its publishers that are relayed to this node."""
@@ -37,22 +37,22 @@ class NetworkStatus(Status, frozen=True):
     plugin: str = ""
     place: str = ""
     """Group, port and interfaces, or peers."""
-    peers: Annotated[Count, gauge("Nodes that were heard first on the network")] = 0
+    peers: Annotated[Count, gauge("Nodes that were first heard on the network")] = 0
     """Nodes that were heard here first."""
-    neighbours: Annotated[Count, gauge("Nodes whose datagrams come over the network")] = 0
+    neighbours: Annotated[Count, gauge("Nodes whose datagrams arrive over the network")] = 0
     """Nodes whose datagrams come here, whatever else they are on."""
     sent: Annotated[Count, counter("Datagrams sent to the network")] = 0
     """Datagrams."""
     sent_bytes: Annotated[Count, counter("Bytes sent to the network")] = 0
-    received: Annotated[Count, counter("Datagrams that came over the network")] = 0
-    received_bytes: Annotated[Count, counter("Bytes that came over the network")] = 0
+    received: Annotated[Count, counter("Datagrams received from the network")] = 0
+    received_bytes: Annotated[Count, counter("Bytes received from the network")] = 0
     repairs: Measure = 0.0
     """Percent of the datagrams sent that were sent again."""
     repaired: Annotated[Count, counter("Datagrams sent again to the network, among those sent", "repairs")] = 0
     """Datagrams that were sent again."""
     rate: Annotated[Measure, gauge("Bytes a second that may be sent to the network now", "rate_bytes")] = 0.0
     """Bytes a second that it may send now."""
-    waiting: Annotated[Count, gauge("Bytes of new blocks that wait to go to the network", "waiting_bytes")] = 0
+    waiting: Annotated[Count, gauge("Bytes of new blocks that wait for the network", "waiting_bytes")] = 0
     """Bytes of new blocks that wait to go."""
     trouble: Annotated[str, gauge("1: a part of the network can't be used")] = ""
     faults: dict[str, Count] = msgspec.field(default_factory=dict)
@@ -89,19 +89,19 @@ class NetworksStatus(Status, frozen=True):
     """Number of other nodes that are heard, also of those that are not told."""
     twin: Annotated[bool, gauge("1: another node speaks under the id of this one")] = False
     """Whether another node speaks under our id."""
-    own: Annotated[Count, gauge("Registrations that other nodes are told of")] = 0
+    own: Annotated[Count, gauge("Registrations that are announced to other nodes")] = 0
     """Registrations that this node tells others of."""
     published: Annotated[Count, gauge("Registrations of other nodes that are known here")] = 0
     """Registrations of other nodes that are known here."""
     waiting: Annotated[Count, gauge("Objects of other nodes that wait for those before them")] = 0
     """Objects that wait for those before them."""
-    lost: Annotated[Count, counter("Objects that did not come over the bridge between networks and delegate")] = 0
+    lost: Annotated[Count, counter("Objects lost between networks and delegate")] = 0
     """Objects that got lost between the networks and the delegate."""
-    kept: Annotated[Count, gauge("Registrations of other nodes that are kept here for them")] = 0
+    kept: Annotated[Count, gauge("Registrations of other nodes whose objects are kept here for them")] = 0
     """Registrations of other nodes that this one keeps for them."""
-    lacking: Annotated[Count, gauge("Registrations of this node that fewer other nodes keep than are to")] = 0
+    lacking: Annotated[Count, gauge("Registrations of this node that too few other nodes keep")] = 0
     """Registrations of its own that fewer other nodes keep than are to."""
-    cached_bytes: Annotated[Count, gauge("Bytes of blocks that are kept to be given again")] = 0
+    cached_bytes: Annotated[Count, gauge("Bytes of blocks that are kept to be sent again")] = 0
     """Bytes of blocks that can be given again."""
     faults: dict[str, Count] = msgspec.field(default_factory=dict)
     tunnels: dict[str, Count] = {}

@@ -67,7 +67,7 @@ class TypeQuality(Delays, frozen=True):
     name: str = ""
     sources: list[str] = []
     """Some who publish it."""
-    received: Annotated[MaybeCount, counter("Objects that went to their link or mail server, by type")] = UNSET
+    received: Annotated[MaybeCount, counter("Objects sent to a link or mail server, by type")] = UNSET
     dropped: Annotated[MaybeCount, counter("Objects of the type that were lost")] = UNSET
     bytes: MaybeCount = UNSET
     last: Moment | UnsetType | None = UNSET
@@ -81,7 +81,7 @@ class BinStatus(Status, frozen=True):
 
     importance: Count = 0
     bin: Count = 0
-    depth: Annotated[Count, gauge("Tasks that wait, by importance and cost", "bin_depth")] = 0
+    depth: Annotated[Count, gauge("Waiting tasks, by importance and cost", "bin_depth")] = 0
     served: Count = 0
     cpu: Annotated[Measure, counter("Processor time that tasks of the bin have taken", "bin_cpu_seconds")] = 0.0
 
@@ -115,14 +115,12 @@ class LinkUsage(Status, frozen=True):
     """A link: sizes in bytes, rates in bytes a second, times in ms."""
 
     name: str = ""
-    limit: Annotated[Measure | None, gauge("Bytes a second that the link may take", "link_limit")] = None
-    estimate: Annotated[Measure | None, gauge("Bytes a second that the link was measured to take", "link_estimate")] = (
-        None
-    )
+    limit: Annotated[Measure | None, gauge("Bytes a second that the link is allowed", "link_limit")] = None
+    estimate: Annotated[Measure | None, gauge("Bytes a second that were measured for the link", "link_estimate")] = None
     used: Measure = 0.0
     busy: Measure = 0.0
     """Used part of the rate."""
-    sent: Annotated[Count, counter("Bytes that went over the link", "link_bytes")] = 0
+    sent: Annotated[Count, counter("Bytes sent over the link", "link_bytes")] = 0
     sent_by_level: list[Count] = []
     waiting_by_level: list[Count] = []
     """Destinations with something to send, by importance 1 to 5."""
@@ -162,7 +160,7 @@ class PolicyInForce(Status, frozen=True):
     """file, manager, nobody, and so on."""
     following: str = ""
     """The policy manager that is followed."""
-    fault: Annotated[str, gauge("Whether the policy file is wrong, and an older one in force", "policy_fault")] = ""
+    fault: Annotated[str, gauge("1: the policy file is invalid, and an older one in force", "policy_fault")] = ""
 
 
 class ShapingStatus(Status, frozen=True):
@@ -170,8 +168,8 @@ class ShapingStatus(Status, frozen=True):
 
     on: bool = True
     shaped: Annotated[Count, counter("Payloads that were shaped")] = 0
-    unshaped: Annotated[Count, counter("Payloads that could not be shaped as their contract says")] = 0
-    saved: Annotated[Count, counter("Bytes that shapes have saved", "shaping_saved_bytes")] = 0
+    unshaped: Annotated[Count, counter("Payloads that could not be shaped as the policy says")] = 0
+    saved: Annotated[Count, counter("Bytes saved by shapes", "shaping_saved_bytes")] = 0
     seconds: Annotated[Measure, counter("Processor time of shaping", "shaping_seconds")] = 0.0
 
 
