@@ -24,7 +24,8 @@ from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.core.near import near_hint
 
 Value = int | float | str | bytes
-Kind = Literal["number", "text", "enumeration", "octets"]
+Kind = Literal["number", "text", "enumeration", "octets", "structure"]
+"""Octets and structures are not looked into here."""
 
 PI: Final = Fraction("3.14159265358979323846264338327950288419716939937510582097494459")
 """As many digits as make every double that is converted with it the nearest one."""
@@ -142,12 +143,14 @@ class Codec(NamedTuple):
     encode: Callable[[Value], bytes]
     is_whole: bool = False
     """Its numbers are whole."""
+    size: int = 0
+    """Bytes of each value; 0: they differ."""
 
 
 def _number(name: str, form: str) -> Codec:
     packed = struct.Struct(form)
     whole = form[1] not in "fd"
-    return Codec(name, "number", (form,), lambda data: packed.unpack(data)[0], packed.pack, is_whole=whole)
+    return Codec(name, "number", (form,), lambda data: packed.unpack(data)[0], packed.pack, whole, packed.size)
 
 
 def _numbers() -> dict[str, Codec]:
@@ -184,7 +187,12 @@ def _character(name: str, coding: str, size: int) -> Codec:
 
     form = ("one", coding)
     return Codec(
-        name, "text", form, lambda data: one(data).decode(coding), lambda value: one(str(value).encode(coding))
+        name,
+        "text",
+        form,
+        lambda data: one(data).decode(coding),
+        lambda value: one(str(value).encode(coding)),
+        size=size,
     )
 
 
@@ -211,6 +219,7 @@ def enumeration(name: str, base: Codec, names: Mapping[str, int]) -> Codec:
         ("enumeration", *base.form, *sorted(names.items())),
         lambda data: _enumerator(numbers, base.decode(data)),
         lambda value: base.encode(_enumerator(known, value)),
+        size=base.size,
     )
 
 
@@ -362,7 +371,7 @@ def _grid(rule: ElementRule) -> Grid | None:
 def _check_kinds(rule: ElementRule, source: Codec, target: Codec) -> None:
     """That what comes can be what is to go."""
     numbers, texts = source.kind == "number", source.kind in ("text", "enumeration")
-    if "octets" in (source.kind, target.kind):
+    if {"octets", "structure"} & {source.kind, target.kind}:
         raise ConfigurationError(
             f"{source.name} and {target.name} are not known well enough to make one of the other",
             hint='type = "bytes" has the bytes go as they are',

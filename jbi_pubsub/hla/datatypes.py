@@ -1,12 +1,13 @@
 """The tables of data types of an object model: how values are encoded, and in which units.
 
 Read from the same modules as the model itself (IEEE 1516.2-2010, 4.13). An RTI has no use for them; a bridge has, that
-changes values. Basic representations are those of the standard, by their names; arrays of characters are text; records
-and other arrays are looked into no further than is needed to tell whether two of them are the same.
+changes values or shows them, and a federate that encodes its own. Basic representations are those of the standard, by
+their names; arrays of characters are text.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,20 +15,37 @@ from typing import Any, Final, NamedTuple
 
 from jbi_pubsub.bridge.elements import CODECS, Codec, enumeration, is_unit, opaque
 from jbi_pubsub.core.errors import ConfigurationError
+from jbi_pubsub.core.near import near_hint
 from jbi_pubsub.core.xml import Element
 
-from .exceptions import ErrorReadingFom
-from .fom import children, local_name, root_of, text_of
+from .encoding import (
+    STANDARD,
+    Alternative,
+    Encoding,
+    ExtendableVariantRecord,
+    FixedArray,
+    FixedRecord,
+    OpenArray,
+    Padding,
+    Scalar,
+    VariableArray,
+    VariantRecord,
+)
+from .exceptions import ErrorReadingFom, NameNotFound
+from .omt import children, local_name, root_of, text_of
 
 DEPTH_MOST: Final = 32
 """Limit of types within types."""
 TYPES_MOST: Final = 20_000
 ENUMERATORS_MOST: Final = 10_000
 """Limit of one type: the RPR FOM's longest has some thousand."""
+ALTERNATIVES_CHARS: Final = 64 << 10
+"""Characters of the list of enumerators of an alternative."""
 
 _BASIC: Final = re.compile(r"(?:RPR|HLA)?(unsigned)?integer(8|16|32|64)(BE|LE)?", re.IGNORECASE)
 """As the RPR FOM calls what the standard of 2010 has no name for."""
-_TEXTS: Final = {"HLAASCIIchar": "HLAASCIIstring", "HLAunicodeChar": "HLAunicodeString"}
+_OPEN: Final = {"RPRlengthlessArray": False, "RPRnullTerminatedArray": True}
+_PADDING: Final = {"RPRpaddingTo32Array": 4, "RPRpaddingTo64Array": 8}
 
 
 class DataType(NamedTuple):
@@ -36,6 +54,10 @@ class DataType(NamedTuple):
     codec: Codec
     unit: str = ""
     """"": none, or one that is not known."""
+    layout: Encoding | None = None
+    """The same with what is within; None: that is not known."""
+    depth: int = 0
+    """Levels of types within it."""
 
 
 class Types(NamedTuple):
@@ -48,66 +70,164 @@ class Types(NamedTuple):
 
     def get(self, name: str) -> DataType | None:
         """None for one of which nothing is known. Raises ErrorReadingFom."""
-        if name not in self.known:
-            if name not in self.said:
-                codec = CODECS.get(name)
-                return DataType(codec) if codec is not None else None
-            self.known[name] = self._made(name, 0)
-        return self.known[name]
+        if name not in self.said and name not in CODECS:
+            return None
+        return self._made(name, 0)
+
+    def layout(self, name: str) -> Encoding:
+        """Encoding of a type, with all that is within it. Raises NameNotFound, ErrorReadingFom."""
+        found = self.get(name)
+        if found is None:
+            raise NameNotFound(
+                f"no data type {name[:200]!r} in the object model", hint=near_hint(name, sorted(self.said))
+            )
+        if found.layout is None:
+            raise ErrorReadingFom(
+                f"how values of {name[:200]}, or of what is within, are encoded is not known",
+                hint="Give the model its module of data types; encodings of the standard and the RPR FOM are known",
+            )
+        return found.layout
 
     def _made(self, name: str, depth: int) -> DataType:
-        element = self.said.get(name)
-        if depth > DEPTH_MOST:
+        """A type within others, and those within it; each is looked up once."""
+        found = self.known.get(name)
+        if found is None and depth <= DEPTH_MOST:
+            self.known[name] = found = self._looked_up(name, depth)
+        if found is None or depth + found.depth > DEPTH_MOST:
             raise ErrorReadingFom(f"data type {name} is made of itself, or of {DEPTH_MOST} types within each other")
-        if element is None:
-            return DataType(CODECS.get(name) or opaque(name, ("unknown", name)))
-        kind = local_name(element)
-        if kind == "basicData":
-            return DataType(CODECS.get(name) or CODECS.get(_standard(name)) or opaque(name))
+        return found
+
+    def _looked_up(self, name: str, depth: int) -> DataType:
+        element = self.said.get(name)
+        kind = local_name(element) if element is not None else ""
+        if element is None or kind == "basicData":
+            base = _standard(name)
+            layout = STANDARD.get(name) or STANDARD.get(base)
+            unknown = opaque(name, ("unknown", name)) if element is None else opaque(name)
+            return DataType(CODECS.get(name) or CODECS.get(base) or unknown, "", layout)
         if kind == "simpleData":
             unit = text_of(element, "units")
-            return DataType(
-                self._made(text_of(element, "representation"), depth + 1).codec, unit if is_unit(unit) else ""
-            )
+            found = self._made(text_of(element, "representation"), depth + 1)
+            return DataType(found.codec, unit if is_unit(unit) else "", found.layout, found.depth + 1)
         if kind == "enumeratedData":
-            return DataType(self._enumeration(name, element, depth))
+            return self._enumeration(name, element, depth)
         if kind == "arrayData":
-            return DataType(self._array(name, element, depth))
-        return DataType(opaque(name, self._form(element, depth)))
+            return self._array(name, element, depth)
+        return self._record(name, element, depth)
 
-    def _enumeration(self, name: str, element: Element, depth: int) -> Codec:
-        names = {}
-        for each in children(element, "enumerator"):
-            said = text_of(each, "name"), text_of(each, "value")
-            try:
-                names[said[0]] = int(said[1], 0)
-            except ValueError:
-                return opaque(name, ("enumerators", *sorted(names), *said))  # several values, or none: not one to one
-        if len(set(names.values())) < len(names) or len(names) > ENUMERATORS_MOST:
-            return opaque(name, ("enumerators", *sorted(names.items())))
-        base = self._made(text_of(element, "representation"), depth + 1).codec
+    def _enumeration(self, name: str, element: Element, depth: int) -> DataType:
+        base = self._made(text_of(element, "representation"), depth + 1)
+        plain = base.layout if isinstance(base.layout, Scalar) else None
+        names = _enumerators(element)
+        if names is None or len(set(names.values())) < len(names) or len(names) > ENUMERATORS_MOST:
+            said = [(text_of(each, "name"), text_of(each, "value")) for each in children(element, "enumerator")]
+            return DataType(opaque(name, ("enumerators", *sorted(said))), "", plain)  # not one to one
         try:
-            return enumeration(name, base, names)
+            codec = enumeration(name, base.codec, names)
         except ConfigurationError as exc:
             raise ErrorReadingFom(f"{exc.message}", hint="Give it a representation of whole numbers") from exc
+        return DataType(codec, "", Scalar(codec, base.codec) if plain is not None else None)
 
-    def _array(self, name: str, element: Element, depth: int) -> Codec:
-        of = text_of(element, "dataType")
+    def _array(self, name: str, element: Element, depth: int) -> DataType:
+        of = self._made(text_of(element, "dataType"), depth + 1)
         encoding, cardinality = text_of(element, "encoding"), text_of(element, "cardinality")
-        if encoding == "HLAvariableArray" and of in _TEXTS:
-            return CODECS[_TEXTS[of]]
-        if name in CODECS:
-            return CODECS[name]
-        return opaque(name, ("array", encoding, cardinality, *self._made(of, depth + 1).codec.form))
+        try:
+            layout = _array_layout(of.layout, name, encoding, cardinality) if of.layout is not None else None
+        except ConfigurationError:  # as of elements that have no bytes
+            layout = None
+        text = _TEXTS.get(of.codec.name, "") if encoding == "HLAvariableArray" else ""
+        codec = CODECS.get(text) or CODECS.get(name)
+        if codec is None:
+            codec = _structure(name, layout, ("array", encoding, cardinality, *of.codec.form))
+        return DataType(codec, "", layout, of.depth + 1)
 
-    def _form(self, element: Element, depth: int) -> tuple[Any, ...]:
-        """Form of a record: what its fields are called and are."""
-        parts = []
-        for each in element.iter():
-            if each is not element and isinstance(each.tag, str) and children(each, "dataType"):
-                label = f"{text_of(each, 'enumerator')}/{text_of(each, 'name')}"
-                parts.append((label, self._made(text_of(each, "dataType"), depth + 1).codec.form))
-        return local_name(element), text_of(element, "encoding"), *parts
+    def _record(self, name: str, element: Element, depth: int) -> DataType:
+        """Its form is what its fields are called and are."""
+        parts = [
+            (f"{text_of(each, 'enumerator', ALTERNATIVES_CHARS)}/{text_of(each, 'name')}", each)
+            for each in element
+            if isinstance(each.tag, str) and children(each, "dataType")
+        ]
+        inner = {text_of(each, "dataType") for each in (element, *(each for _, each in parts))} - {"", "NA"}
+        known = {of: self._made(of, depth + 1) for of in sorted(inner)}
+        form = [(label, known[of].codec.form) for label, each in parts if (of := text_of(each, "dataType")) in known]
+        layouts = {of: found.layout for of, found in known.items() if found.layout is not None}
+        layout = self._record_layout(name, element, layouts) if len(layouts) == len(known) else None
+        codec = _structure(name, layout, (local_name(element), text_of(element, "encoding"), *form))
+        return DataType(codec, "", layout, 1 + max((each.depth for each in known.values()), default=0))
+
+    def _record_layout(self, name: str, element: Element, known: dict[str, Encoding]) -> Encoding | None:
+        encoding = text_of(element, "encoding")
+        if local_name(element) == "fixedRecordData" and encoding in ("HLAfixedRecord", ""):
+            fields = [
+                (text_of(each, "name"), known.get(text_of(each, "dataType"))) for each in children(element, "field")
+            ]
+            return FixedRecord([(each, of) for each, of in fields if of is not None], name)
+        record, kind = _VARIANTS.get(encoding), text_of(element, "dataType")
+        of = known.get(kind)
+        if record is None or not isinstance(of, Scalar) or of.codec.kind != "enumeration":
+            return None
+        if encoding == "RPRextendedVariantRecord" and of.least != 4:
+            return None  # with four bytes it is as the one of 2025
+        names = (_enumerators(self.said[kind]) if kind in self.said else None) or {}
+        found: dict[Any, Alternative] = {}
+        for each in children(element, "alternative"):
+            made = text_of(each, "name"), known.get(text_of(each, "dataType"))
+            found.update(dict.fromkeys(_told(text_of(each, "enumerator", ALTERNATIVES_CHARS), names), made))
+        other = found.pop("HLAother", ("", None))
+        return record(text_of(element, "discriminant") or "discriminant", of, found, other=other, name=name)
+
+
+_TEXTS: Final = {"HLAASCIIchar": "HLAASCIIstring", "HLAunicodeChar": "HLAunicodeString"}
+_VARIANTS: Final = {
+    "": VariantRecord, "HLAvariantRecord": VariantRecord,
+    "HLAextendableVariantRecord": ExtendableVariantRecord, "RPRextendedVariantRecord": ExtendableVariantRecord,
+}  # fmt: skip
+
+
+def _enumerators(element: Element) -> dict[str, int] | None:
+    """Numbers by names; None: one has several values, or none."""
+    names = {}
+    for each in children(element, "enumerator"):
+        try:
+            names[text_of(each, "name")] = int(text_of(each, "value"), 0)
+        except ValueError:
+            return None
+    return names
+
+
+def _told(said: str, names: dict[str, int]) -> Iterator[str]:
+    """Enumerators that an alternative is for: `A, [C .. E]`, which goes by their numbers."""
+    for part in said.split(","):
+        first, dots, last = part.strip().strip("[]").partition("..")
+        ends = names.get(first.strip()), names.get(last.strip())
+        if dots and ends[0] is not None and ends[1] is not None:
+            yield from (name for name, number in names.items() if ends[0] <= number <= ends[1])
+        else:
+            yield part.strip()
+
+
+def _array_layout(of: Encoding, name: str, encoding: str, cardinality: str) -> Encoding | None:
+    """Raises ConfigurationError."""
+    if encoding in _OPEN:
+        return OpenArray(of, name, is_terminated=_OPEN[encoding])
+    if encoding in _PADDING:
+        return Padding(_PADDING[encoding], name)
+    *outer, inner = [each.strip() for each in cardinality.split(",")]  # of several dimensions the last is the innermost
+    for count in (inner, *reversed(outer)):
+        if encoding == "HLAfixedArray" and count.isdecimal():
+            of = FixedArray(of, int(count[:9]), name)
+        elif encoding == "HLAvariableArray" or (encoding == "HLAfixedArray" and outer):
+            of = VariableArray(of, name)
+        else:
+            return None
+    return of
+
+
+def _structure(name: str, layout: Encoding | None, form: tuple[Any, ...]) -> Codec:
+    """Codec of a record or an array. Its form is a digest: those of types within it make it up."""
+    short = (form[0], hashlib.sha256(repr(form).encode()).hexdigest())
+    return Codec(name, "structure", short, layout.decode, layout.encode) if layout is not None else opaque(name, short)
 
 
 def read(*modules: str | Path) -> Types:

@@ -250,6 +250,14 @@ class InconsistentFom(RtiError):
     """Two modules of a federation object model say different things of one class."""
 
 
+class EncoderException(RtiError):
+    """A value is none of the type that it is to be encoded as."""
+
+
+class DecoderException(RtiError):
+    """Bytes are no value of the type that they are to be decoded as."""
+
+
 class InvalidArgument(RtiError):
     """An argument is of another type than the service takes, or too large."""
 

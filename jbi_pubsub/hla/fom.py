@@ -19,10 +19,11 @@ from typing import Final, Literal, NamedTuple, NoReturn
 
 from immutables import Map
 
-from jbi_pubsub.core.errors import JbiError
 from jbi_pubsub.core.near import near_hint
-from jbi_pubsub.core.xml import Element, parse_metadata
+from jbi_pubsub.core.xml import Element
 
+from . import datatypes
+from .encoding import Encoding
 from .exceptions import (
     AttributeNotDefined,
     ErrorReadingFom,
@@ -32,6 +33,7 @@ from .exceptions import (
     NameNotFound,
     RtiError,
 )
+from .omt import children, local_name, root_of, text_of
 
 Order = Literal["receive", "timestamp"]
 
@@ -39,8 +41,6 @@ OBJECT_ROOT: Final = "HLAobjectRoot"
 INTERACTION_ROOT: Final = "HLAinteractionRoot"
 PRIVILEGE: Final = "HLAprivilegeToDeleteObject"
 
-MODULE_BYTES: Final = 16 * 1024 * 1024
-"""Limit of one module."""
 CLASSES_MOST: Final = 20_000
 MEMBERS_MOST: Final = 200_000
 """Attributes and parameters of all classes."""
@@ -86,6 +86,8 @@ class Fom(NamedTuple):
     """Handle of HLAprivilegeToDeleteObject."""
     digest: str
     """The same for models that say the same."""
+    modules: tuple[tuple[str, bytes], ...] = ()
+    """What it was read from, by name."""
 
     def object_class(self, name: str) -> int:
         """Handle of an object class by its name, with or without HLAobjectRoot. Raises NameNotFound."""
@@ -102,6 +104,11 @@ class Fom(NamedTuple):
     def parameter(self, cls: int, name: str) -> int:
         """Handle of a parameter of an interaction class, by name. Raises NameNotFound."""
         return _member(self.interactions[cls - 1], self.parameters, name, "parameter")
+
+    def codec(self, data_type: str) -> Encoding:
+        """Encoding of a data type of the model, or of the standard: `fom.codec("SpatialStruct").decode(value)`. Raises
+        NameNotFound, ErrorReadingFom for one whose encoding is not known."""
+        return types_of(*self.modules).layout(data_type)
 
     def _class(self, kind: str, root: str, name: str, what: str) -> int:
         found = self.names.get(kind + name) or self.names.get(f"{kind}{root}.{name}")
@@ -149,6 +156,10 @@ def checked_attributes(known: Class, attributes: tuple[int, ...]) -> tuple[int, 
     return tuple(sorted(wanted))
 
 
+types_of = lru_cache(maxsize=8)(datatypes.parsed)
+"""Data types of modules, which an RTI never reads."""
+
+
 @lru_cache(maxsize=1024)
 def _members(members: tuple[int, ...]) -> frozenset[int]:
     return frozenset(members)
@@ -172,15 +183,7 @@ def parsed(*modules: tuple[str, bytes]) -> Fom:
     interactions: _Sayings = {INTERACTION_ROOT: [_Said({}, None, "the standard")]}
     for name, data in sorted(modules):
         _read_module(name, data, objects, interactions)
-    return _made(_agreed(objects), _agreed(interactions))
-
-
-def root_of(name: str, data: bytes) -> Element:
-    """The root of a module. Raises ErrorReadingFom."""
-    try:
-        return parse_metadata(data, what=f"the module {name}", limit=MODULE_BYTES)
-    except JbiError as exc:
-        raise ErrorReadingFom(exc.message, hint=exc.hint or "Give a file in OMT XML", file=name) from exc
+    return _made(_agreed(objects), _agreed(interactions))._replace(modules=tuple(sorted(modules)))
 
 
 def _read_module(name: str, data: bytes, objects: _Sayings, interactions: _Sayings) -> None:
@@ -293,22 +296,6 @@ def _numbered(said: dict[str, _Said]) -> tuple[tuple[Class, ...], tuple[ClassMem
         above = (handle, *(parent.above if parent else ()))
         classes[name] = Class(handle, name, above, (*inherited, *handles), said[name].order or "receive")
     return tuple(classes.values()), tuple(members)
-
-
-def local_name(element: Element) -> str:
-    """The name without its namespace."""
-    return str(element.tag).rpartition("}")[2]
-
-
-def children(element: Element, name: str) -> list[Element]:
-    """Those of that name, of any namespace."""
-    return [each for each in element if isinstance(each.tag, str) and local_name(each) == name]
-
-
-def text_of(element: Element, name: str) -> str:
-    """The text of the first child of that name; "": there is none."""
-    found = children(element, name)
-    return (found[0].text or "").strip()[:255] if found else ""
 
 
 def _name_of(element: Element, where: str) -> str:

@@ -1,0 +1,54 @@
+"""Object models for tests."""
+
+SPATIAL = b"""<objectModel xmlns="http://standards.ieee.org/IEEE1516-2010">
+<objects><objectClass><name>HLAobjectRoot</name><objectClass><name>Tank</name>
+ <attribute><name>Spatial</name><dataType>SpatialStruct</dataType></attribute>
+ <attribute><name>Route</name><dataType>Route</dataType></attribute>
+ <attribute><name>Marking</name><dataType>Marking</dataType></attribute>
+</objectClass></objectClass></objects>
+<interactions><interactionClass><name>HLAinteractionRoot</name><interactionClass><name>Order</name>
+ <parameter><name>Spatial</name><dataType>SpatialStruct</dataType></parameter>
+ <parameter><name>Route</name><dataType>Route</dataType></parameter>
+ <parameter><name>Marking</name><dataType>Marking</dataType></parameter>
+</interactionClass></interactionClass></interactions>
+<dataTypes>
+ <basicDataRepresentations><basicData><name>RPRunsignedInteger8BE</name></basicData></basicDataRepresentations>
+ <simpleDataTypes>
+  <simpleData><name>WorldLocationOffset</name><representation>HLAfloat64BE</representation><units>meter</units></simpleData>
+  <simpleData><name>Angle</name><representation>HLAfloat32BE</representation><units>radian</units></simpleData>
+  <simpleData><name>Octet</name><representation>HLAoctet</representation></simpleData>
+ </simpleDataTypes>
+ <enumeratedDataTypes>
+  <enumeratedData><name>RPRboolean</name><representation>HLAoctet</representation>
+   <enumerator><name>False</name><value>0</value></enumerator><enumerator><name>True</name><value>1</value></enumerator>
+  </enumeratedData>
+  <enumeratedData><name>Algorithm8</name><representation>RPRunsignedInteger8BE</representation>
+   <enumerator><name>Other</name><value>0</value></enumerator><enumerator><name>Static</name><value>1</value></enumerator>
+   <enumerator><name>FPW</name><value>2</value></enumerator><enumerator><name>RPW</name><value>3</value></enumerator>
+   <enumerator><name>RVW</name><value>4</value></enumerator>
+  </enumeratedData>
+ </enumeratedDataTypes>
+ <arrayDataTypes>
+  <arrayData><name>Marking</name><dataType>Octet</dataType><cardinality>3</cardinality><encoding>HLAfixedArray</encoding></arrayData>
+  <arrayData><name>Route</name><dataType>Location</dataType><cardinality>Dynamic</cardinality><encoding>HLAvariableArray</encoding></arrayData>
+  <arrayData><name>Matrix</name><dataType>Angle</dataType><cardinality>2,3</cardinality><encoding>HLAfixedArray</encoding></arrayData>
+  <arrayData><name>Odd</name><dataType>Octet</dataType><cardinality>3</cardinality><encoding>acmeArray</encoding></arrayData>
+ </arrayDataTypes>
+ <fixedRecordDataTypes>
+  <fixedRecordData><name>Location</name><encoding>HLAfixedRecord</encoding>
+   <field><name>X</name><dataType>WorldLocationOffset</dataType></field><field><name>Y</name><dataType>WorldLocationOffset</dataType></field>
+  </fixedRecordData>
+  <fixedRecordData><name>SpatialStatic</name><encoding>HLAfixedRecord</encoding>
+   <field><name>WorldLocation</name><dataType>Location</dataType></field><field><name>IsFrozen</name><dataType>RPRboolean</dataType></field>
+   <field><name>Heading</name><dataType>Angle</dataType></field>
+  </fixedRecordData>
+  <fixedRecordData><name>Strange</name><encoding>HLAfixedRecord</encoding><field><name>odd</name><dataType>Odd</dataType></field></fixedRecordData>
+ </fixedRecordDataTypes>
+ <variantRecordDataTypes><variantRecordData><name>SpatialStruct</name><discriminant>DeadReckoningAlgorithm</discriminant>
+  <dataType>Algorithm8</dataType>
+  <alternative><enumerator>Static</enumerator><name>SpatialStatic</name><dataType>SpatialStatic</dataType></alternative>
+  <alternative><enumerator>[FPW .. RPW], RVW</enumerator><name>Heading</name><dataType>Angle</dataType></alternative>
+  <alternative><enumerator>HLAother</enumerator><name>None</name><dataType>NA</dataType></alternative>
+  <encoding>HLAvariantRecord</encoding></variantRecordData></variantRecordDataTypes>
+</dataTypes></objectModel>"""
+"""Types as the RPR FOM has them for where things are."""
