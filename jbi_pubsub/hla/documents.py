@@ -3,15 +3,20 @@ each value, in the words of the object model.
 
     <Aircraft object="LH441" time="12.5"><altitude>32808.0</altitude><callsign>LUFTHANSA 441</callsign></Aircraft>
 
-A value that is no number, text or enumerator by its data type, or is not what that says, stands in hexadecimal, with
-`encoding="hex"`: who sends it may send anything. The payload has all values as they were sent.
+A record has an element for each of its fields, an array an `item` for each of its elements:
+
+    <Spatial><WorldLocation><X>3905.5</X><Y>0.0</Y><Z>-12.0</Z></WorldLocation></Spatial>
+
+Octets stand in hexadecimal, with `encoding="hex"`; so does a value of no known data type, and one that is not what its
+data type says: who sends it may send anything. The payload has all values as they were sent.
 """
 
 from __future__ import annotations
 
+import re
 import struct
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
 from xml.sax.saxutils import escape, quoteattr
 
 import msgspec
@@ -21,10 +26,14 @@ from jbi_pubsub.bridge.elements import Codec
 from jbi_pubsub.core.xml import NO_XML
 
 from .datatypes import Types
+from .exceptions import DecoderException
 from .fom import PRIVILEGE, Class, ClassMember, Fom
 
 TEXT_MOST: Final = 64 << 10
-"""Characters of a value in metadata; of a longer one they are cut there, and marked."""
+"""Characters of a value in metadata; of a longer one they are cut there, and marked. Bytes of a record or an array; a
+longer one stands in hexadecimal."""
+STRUCTURE_MOST: Final = 1 << 20
+"""Characters of the elements of a record or array."""
 
 
 class Shown(NamedTuple):
@@ -86,14 +95,56 @@ def payload(cls: Shown, event: FederationEvent) -> bytes:
 
 
 def _element(name: str, codec: Codec | None, data: bytes) -> str:
+    if codec is not None and codec.kind == "structure":
+        whole = _structured(name, codec, data)
+        if whole is not None:
+            return whole
+        codec = None
     text = _decoded(codec, data)
     if text is None:
-        cut = data[: TEXT_MOST // 2]
-        mark = ' cut="true"' if len(cut) < len(data) else ""
-        return f'<{name} encoding="hex"{mark}>{cut.hex()}</{name}>'
+        return _hex(name, data)
     if len(text) > TEXT_MOST:
         return f'<{name} cut="true">{escape(text[:TEXT_MOST], _ESCAPES)}</{name}>'
     return f"<{name}>{escape(text, _ESCAPES)}</{name}>"
+
+
+def _hex(name: str, data: bytes) -> str:
+    cut = data[: TEXT_MOST // 2]
+    mark = ' cut="true"' if len(cut) < len(data) else ""
+    return f'<{name} encoding="hex"{mark}>{cut.hex()}</{name}>'
+
+
+def _structured(name: str, codec: Codec, data: bytes) -> str | None:
+    """A record or array; None: it is none, or too large."""
+    if len(data) > TEXT_MOST:
+        return None
+    try:
+        text = "".join(_parts(name, codec.decode(data)))
+    except DecoderException:
+        return None
+    return text if len(text) <= STRUCTURE_MOST else None
+
+
+def _parts(name: str, value: Any) -> Iterator[str]:
+    """A value with what is within it."""
+    if isinstance(value, bytes):
+        yield _hex(name, value)
+        return
+    yield f"<{name}>"
+    if isinstance(value, dict):
+        for each, inner in value.items():
+            yield from _parts(element_name(each), inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _parts("item", inner)
+    else:
+        yield escape(NO_XML.sub(chr(0xFFFD), _said(value)), _ESCAPES)
+    yield f"</{name}>"
+
+
+def element_name(field: str) -> str:
+    """The name of a field's element."""
+    return field if _NAME.fullmatch(field) else "_" + _NO_NAME.sub("_", field)
 
 
 def _decoded(codec: Codec | None, data: bytes) -> str | None:
@@ -101,13 +152,19 @@ def _decoded(codec: Codec | None, data: bytes) -> str | None:
     if codec is None:
         return None
     try:
-        value = codec.decode(data)
+        text = _said(codec.decode(data))
     except (ValueError, OverflowError, struct.error, UnicodeError, KeyError):
         return None
-    if isinstance(value, float):
-        return _number(value)
-    text = str(value)
     return None if NO_XML.search(text) else text
+
+
+def _said(value: Any) -> str:
+    return _number(value) if isinstance(value, float) else str(value)
+
+
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+_NO_NAME: Final = re.compile(r"[^A-Za-z0-9_.-]")
+"""Characters of the names of fields that those of elements can't have."""
 
 
 def _tag(tag: bytes) -> str:

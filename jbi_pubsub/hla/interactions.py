@@ -12,12 +12,15 @@ import msgspec
 from jbi_pubsub.bridge.elements import Codec
 from jbi_pubsub.core.errors import JbiError, MetadataError
 from jbi_pubsub.core.info_object import InfoObject
-from jbi_pubsub.core.xml import parse_metadata
+from jbi_pubsub.core.xml import Element, parse_metadata
 from jbi_pubsub.core.xpath import PayloadFilter, compile_filter
 
 from .datatypes import Types
+from .documents import element_name
+from .encoding import ElementArray, Encoding, FixedRecord, Padding, Scalar, VariantRecord
 from .execution import Values
 from .fom import Fom
+from .omt import children, local_name
 
 
 class Take(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -28,8 +31,8 @@ class Take(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     types: tuple[str, ...] = ("*",)
     """Globs of the types' names."""
     parameter: dict[str, str] = {}
-    """XPath on the metadata, by parameter: the text of the first that it selects; without one the parameter is left
-    out."""
+    """XPath on the metadata, by parameter: the text of the first that it selects, of a record or array what is in it;
+    without one the parameter is left out."""
     metadata: str = ""
     """The parameter that gets the metadata as they are; "": none."""
     payload: str = ""
@@ -43,7 +46,7 @@ class InteractionMaker(NamedTuple):
 
     fits: re.Pattern[str]
     cls: int
-    paths: tuple[tuple[int, PayloadFilter, Codec | None], ...]
+    paths: tuple[tuple[int, PayloadFilter, Codec | Encoding | None], ...]
     metadata: int
     payload: int
     id: int
@@ -55,9 +58,13 @@ class InteractionMaker(NamedTuple):
         try:
             root = parse_metadata(obj.metadata)
             for handle, path, codec in self.paths:
-                text = _text(path, root)
-                if text is not None:
-                    found[handle] = encoded(codec, text)
+                first = _first(path, root)
+                if first is None:
+                    continue
+                if isinstance(codec, Encoding):
+                    found[handle] = codec.encode(_value(codec, first))
+                else:
+                    found[handle] = encoded(codec, _text(first))
             if self.id:
                 found[self.id] = encoded(self.id_codec, obj.object_id)
         except (JbiError, ValueError) as exc:
@@ -80,10 +87,12 @@ def maker_of(fom: Fom, types: Types, take: Take) -> InteractionMaker:
         known = types.get(fom.parameters[handle - 1].data_type)
         return handle, known.codec if known is not None and known.codec.kind != "octets" else None
 
-    paths = []
+    paths: list[tuple[int, PayloadFilter, Codec | Encoding | None]] = []
     for name, path in take.parameter.items():
         handle, codec = found(name)
-        paths.append((handle, compile_filter(path), codec))
+        is_structure = codec is not None and codec.kind == "structure"
+        whole = types.layout(fom.parameters[handle - 1].data_type) if is_structure else codec
+        paths.append((handle, compile_filter(path), whole))
     fits = re.compile("|".join(map(fnmatch.translate, take.types)) or "(?!)")
     return InteractionMaker(fits, cls, tuple(paths), found(take.metadata)[0], found(take.payload)[0], *found(take.id))
 
@@ -100,10 +109,40 @@ def encoded(codec: Codec | None, text: str) -> bytes:
         raise ValueError(str(exc)) from exc
 
 
-def _text(path: PayloadFilter, root: Any) -> str | None:
-    """Text of the first that it selects; None: it selects nothing."""
+def _first(path: PayloadFilter, root: Any) -> Element | None:
+    """The first that it selects; None: it selects nothing."""
     selection = path.apply(root)
     if not selection.count:
         return None
-    first = parse_metadata(selection.payload, limit=len(selection.payload) + 1)[0]
-    return "".join(first.itertext())
+    first: Element = parse_metadata(selection.payload, limit=len(selection.payload) + 1)[0]
+    return first
+
+
+def _text(element: Element) -> str:
+    return "".join(element.itertext())
+
+
+def _value(of: Encoding, element: Element) -> Any:
+    """The value that an element says, as documents.py writes it. Raises ValueError."""
+    if isinstance(of, FixedRecord):
+        return {name: _value(each, _child(element, name)) for name, each in of.fields if not isinstance(each, Padding)}
+    if isinstance(of, VariantRecord):
+        kind = _value(of.of, _child(element, of.discriminant))
+        name, inner = of.alternative(kind)
+        return {of.discriminant: kind} | ({} if inner is None else {name: _value(inner, _child(element, name))})
+    text = _text(element).strip()
+    if isinstance(of, ElementArray):
+        if of.is_octets:
+            return bytes.fromhex(text)
+        return _text(element) if of.coding else [_value(of.of, each) for each in element if isinstance(each.tag, str)]
+    codec = of.codec if isinstance(of, Scalar) else None
+    if codec is not None and codec.kind == "number":
+        return int(text) if codec.is_whole else float(text)
+    return int(text) if text.isdecimal() and codec is not None and codec.kind == "enumeration" else text
+
+
+def _child(element: Element, field: str) -> Element:
+    found = children(element, element_name(field))
+    if not found:
+        raise ValueError(f"{local_name(element)} has no {field[:100]}")
+    return found[0]
