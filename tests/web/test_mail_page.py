@@ -32,7 +32,9 @@ def test_the_settings_of_the_page_are_taken(tmp_path: Path) -> None:
     assert check_base(mail.unsubscribe)
     # Expect the numbers that the text gives to be those of the code
     assert MailSection().reminder_seconds == 7_200
-    told = f"{ADDRESS_RATE:g} clicks a second are accepted ({ADDRESS_BURST} at once), from all {RATE:g} ({BURST} at once)"
+    told = (
+        f"{ADDRESS_RATE:g} clicks a second are accepted ({ADDRESS_BURST} at once), from all {RATE:g} ({BURST} at once)"
+    )
     assert told in " ".join(PAGE.split())
 
 
