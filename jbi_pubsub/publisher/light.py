@@ -21,7 +21,7 @@ from jbi_pubsub.codegen.types.untyped import UntypedGate
 from jbi_pubsub.core.arguments import Document, Source, called, checked
 from jbi_pubsub.core.config import Config, effective
 from jbi_pubsub.core.errors import AdapterStateError, JbiError, unknown_uid
-from jbi_pubsub.core.info_object import ObjectAttributes
+from jbi_pubsub.core.info_object import ObjectAttributes, numbered, prefix_of
 from jbi_pubsub.core.process import Birthplace
 from jbi_pubsub.core.quality import Wish, checked_attributes
 from jbi_pubsub.core.renewal import LeaseRenewalManager
@@ -31,7 +31,7 @@ from jbi_pubsub.trust.settings import signer_of
 
 from .connection import ConnectionReports, DelegateConnection
 from .finder import DelegateFinder
-from .payloads import Body, Payload, Payloads
+from .payloads import MAX_PAYLOAD_BYTES, Body, Payload, Payloads
 from .publication import (
     LocalPublication,
     RegistrationOptions,
@@ -225,7 +225,7 @@ class PublisherAdapterLight:
             return self._payloads.body(payload, limit, seconds)
 
         with counting(ids):
-            for run in runs_of(objects, publication.check, body=body):
+            for run in runs_of(objects, publication.check, body=body, at_once=min(limit, MAX_PAYLOAD_BYTES)):
                 ids += _queue(publication, connection, run, seconds)
         return ids
 
@@ -365,4 +365,5 @@ def _queue(
         except JbiError as exc:
             publication.sequence -= len(run) - published(exc)  # not queued: the number is used again
             raise
-    return [parcel.head.object_id for parcel in parcels]
+    prefix, first = prefix_of(publication.uid), parcels[0].head.sequence
+    return [numbered(prefix, number) for number in range(first, first + len(parcels))]

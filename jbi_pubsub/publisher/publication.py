@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from contextlib import contextmanager
 from pathlib import Path
 from secrets import token_hex
-from typing import Final, NamedTuple, NewType
+from typing import Any, Final, NamedTuple, NewType
 
 import msgspec
 
@@ -269,16 +269,26 @@ def runs_of(
     check: Callable[[bytes], None] = lambda _metadata: None,
     *,
     body: Callable[[Payload], Body],
+    at_once: int = 0,
 ) -> Iterator[list[tuple[bytes, Body]]]:
-    """Many objects in runs of some, their metadata checked; from a source that takes its time, one by one. What comes
-    before a bad one is given first; then the errors of `check` or `body` are raised, or the source's own, or
-    ArgumentError for what is no pair of metadata and payload."""
+    """Many objects in runs of some, their metadata checked; from a source that takes its time, one by one. Payloads of
+    up to `at_once` bytes that are bytes go as they are, others as `body` says. What comes before a bad one is given
+    first; then the errors of `check` or `body` are raised, or the source's own, or ArgumentError for what is no pair of
+    metadata and payload."""
     run: list[tuple[bytes, Body]] = []
     size = 0
     began = time.monotonic()
     try:
         for given in objects:
-            metadata, payload = _pair(given, body)
+            metadata, payload = given if type(given) is tuple and len(given) == 2 else _pair(given)
+            if type(metadata) is not bytes:
+                METADATA.check(metadata)
+                metadata = metadata_bytes(metadata)
+            if type(payload) is not bytes:
+                PAYLOAD.check(payload)
+                payload = body(payload)
+            elif len(payload) > at_once:
+                payload = body(payload)
             check(metadata)
             run.append((metadata, payload))
             size += len(metadata) + len(payload)
@@ -312,7 +322,7 @@ def published(exc: JbiError) -> int:
     return count if isinstance(count, int) else 0
 
 
-def _pair(given: object, body: Callable[[Payload], Body]) -> tuple[bytes, Body]:
+def _pair(given: object) -> tuple[Any, Any]:
     if not isinstance(given, tuple) or len(given) != 2:
         raise ArgumentError(
             f"publish_many takes pairs (metadata, payload), not {type(given).__name__}",
@@ -320,13 +330,7 @@ def _pair(given: object, body: Callable[[Payload], Body]) -> tuple[bytes, Body]:
             call="publish_many",
             argument="objects",
         )
-    metadata, payload = given
-    if type(metadata) is not bytes:
-        METADATA.check(metadata)
-        metadata = metadata_bytes(metadata)
-    if type(payload) is not bytes:
-        PAYLOAD.check(payload)
-    return metadata, body(payload)
+    return given
 
 
 def opened(
