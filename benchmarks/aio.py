@@ -36,6 +36,7 @@ LOT: Final = 500
 SECONDS: Final = 30.0
 WAYS: Final = {
     "through a delegate": (False, False),
+    "through a delegate, publish_many": (False, True),
     "peer publisher": (True, False),
     "peer, publish_many": (True, True),
 }

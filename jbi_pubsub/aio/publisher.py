@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Final
 from weakref import WeakValueDictionary
@@ -104,6 +104,23 @@ class AsyncPublisherAdapterLight(AsyncAdapter[_OpenPublisher]):
             if not is_at_hand:
                 metadata, payload = await self._call(adapter.made_ready, registration, metadata, payload, seconds)
             return await self._publish_when_room(registration, partial(publish, metadata, payload), until)
+
+    async def publish_many(
+        self,
+        registration: RegistrationUid,
+        objects: Iterable[tuple[Document | None, Payload]],
+        *,
+        timeout: float | None = None,
+    ) -> list[str]:
+        """Publish many objects that are at hand, for less than as many calls of `publish`; their ids: see
+        PublisherAdapterLight.publish_many. Done on a thread, in its turn among the calls of the registration; one that
+        is cancelled when it has begun is still done. Raises as the blocking one."""
+        publish_many = self._adapter().publish_many
+        order = self._orders.setdefault(registration, asyncio.Lock())
+        await order.acquire()
+        publishing = asyncio.ensure_future(self._call(publish_many, registration, objects, timeout=timeout))
+        publishing.add_done_callback(lambda _: order.release())
+        return await asyncio.shield(publishing)
 
     async def _publish_when_room(self, registration: RegistrationUid, publish: Callable[[], str], until: float) -> str:
         with woken(self._adapter().wakers(registration), asyncio.get_running_loop()) as signal:

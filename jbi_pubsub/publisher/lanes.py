@@ -43,10 +43,6 @@ BATCHES_OF_CREDIT: Final = 4
 """A credit goes in so many batches at least: the delegate works on one while others are on their way."""
 
 
-PublicationItem = tuple[tuple[Part, ...], Parcel]
-"""An object as it goes, and itself."""
-
-
 class PublisherLane:
     """Objects of one registration, in order: `unfinished`, which are under way or at the delegate, and `parcels`, which
     wait."""
@@ -87,12 +83,13 @@ class PublisherLane:
         """Objects that have come so far."""
         return self.finished + len(self.unfinished) + len(self.parcels)
 
-    def add(self, parcel: Parcel) -> None:
-        """One more waits."""
-        self.parcels.append(parcel)
-        self.size += parcel.size
-        if parcel.head.timeout:
-            self.is_expiring = True
+    def add(self, run: Sequence[Parcel]) -> None:
+        """These wait, too."""
+        self.parcels.extend(run)
+        for parcel in run:
+            self.size += parcel.size
+            if parcel.head.attributes is not None and parcel.head.timeout:
+                self.is_expiring = True
 
     @property
     def turn(self) -> int:
@@ -150,21 +147,31 @@ class PublisherLane:
             self.finished += len(gone)
         return gone
 
-    def take_run(self, most: int, most_bytes: int, chunk: int, clock: Callable[[], float]) -> list[PublicationItem]:
-        """The next objects, up to a large one."""
+    def take_run(
+        self, items: list[tuple[Part, ...]], most: int, most_bytes: int, chunk: int, clock: Callable[[], float]
+    ) -> list[Parcel]:
+        """The next objects, up to a large one; put among `items` as they go."""
         number, parcels = self.number, self.parcels
         head = PUBLICATION.pack(WHOLE, number, 0)
         is_aged = self.granted.credit > 0 or not self.reliable or self.expiration > 0 or self.is_expiring
         now = clock() if is_aged else 0.0
         begin, end = now - 0.001, math.inf  # what was published between is of the age that `head` says
-        run: list[PublicationItem] = []
-        while parcels and len(run) < most and most_bytes > 0 and parcels[0].size <= chunk and self.may_send():
+        run: list[Parcel] = []
+        has_credit = self.granted.credit > 0
+        while (
+            parcels
+            and len(run) < most
+            and most_bytes > 0
+            and parcels[0].size <= chunk
+            and (not has_credit or self.may_send())
+        ):
             parcel = self.pop()
             if is_aged and not begin < parcel.since <= end:
                 age = _age(now, parcel.since)
                 begin, end = now - (age + 1) / 1000, now - age / 1000
                 head = PUBLICATION.pack(WHOLE, number, age)
-            run.append(((head, *parcel.parts), parcel))
+            items.append((head, *parcel.parts))
+            run.append(parcel)
             most_bytes -= parcel.size
         return run
 
@@ -252,34 +259,47 @@ class Lanes:
         """Queue the objects of a registration; how many, fewer than all if there was no room for the next one within
         `timeout` seconds."""
         deadline = 0.0
+        done = 0
         with self._lock:
-            for at, parcel in enumerate(run):
-                while not self._has_room(number, parcel.size):
-                    now = time.monotonic()
-                    deadline = deadline or now + timeout
-                    if now >= deadline:
-                        return at
-                    self._changed.wait(deadline - now)
-                lane = self._lane(number)
-                lane.add(parcel)
-                if len(lane.parcels) == 1 and lane.cutter is None and not lane.is_held_back:
-                    self._turns.admit(lane)
-                self._count += 1
-                self._bytes += parcel.size
-        return len(run)
+            while done < len(run):
+                fitting = self._fitting(number, run[done:] if done else run)
+                if fitting:
+                    self._add(self._lane(number), fitting)
+                    done += len(fitting)
+                    continue
+                now = time.monotonic()
+                deadline = deadline or now + timeout
+                if now >= deadline:
+                    break
+                self._changed.wait(deadline - now)
+        return done
+
+    def _add(self, lane: PublisherLane, run: Sequence[Parcel]) -> None:
+        was_empty, before = not lane.parcels, lane.size
+        lane.add(run)
+        if was_empty and lane.cutter is None and not lane.is_held_back:
+            self._turns.admit(lane)
+        self._count += len(run)
+        self._bytes += lane.size - before
 
     def _tell(self) -> None:
         self._changed.notify_all()
         for wake in tuple(self.wakers):
             wake()
 
-    def _has_room(self, number: int, size: int) -> bool:
+    def _fitting(self, number: int, run: Sequence[Parcel]) -> Sequence[Parcel]:
+        """The first ones for which there is room; one at least where nothing waits."""
         lane = self._lanes.get(number) if self._creditors else None
         if lane is None or not lane.granted.credit:
-            return not self._count or (self._count < QUEUE_ITEMS and self._bytes + size <= QUEUE_BYTES)
-        most, most_bytes = QUEUE_ITEMS // self._creditors, QUEUE_BYTES // self._creditors
-        waiting = len(lane.parcels)
-        return not waiting or (waiting < max(LANE_LEAST, most) and lane.size + size <= most_bytes)
+            waiting, size, most, most_bytes = self._count, self._bytes, QUEUE_ITEMS, QUEUE_BYTES
+        else:
+            waiting, size, most_bytes = len(lane.parcels), lane.size, QUEUE_BYTES // self._creditors
+            most = max(LANE_LEAST, QUEUE_ITEMS // self._creditors)
+        for at, parcel in enumerate(run, waiting):
+            size += parcel.size
+            if at and (at >= most or size > most_bytes):
+                return run[: at - waiting]
+        return run
 
     def _lane(self, number: int) -> PublisherLane:
         lane = self._lanes.get(number)
@@ -342,13 +362,11 @@ class Lanes:
 
     def _take_run(self, lane: PublisherLane, most: int, most_bytes: int, items: list[tuple[Part, ...]]) -> int:
         """The next objects of a registration, no more than a chunk together unless the first one is; their bytes."""
-        run = lane.take_run(most, min(most_bytes, self._chunk), self._chunk, self._clock)
+        before = lane.size
+        run = lane.take_run(items, most, min(most_bytes, self._chunk), self._chunk, self._clock)
         is_done = not lane.granted.credit
-        size = 0
-        for item, parcel in run:
-            items.append(item)
-            self._taken.append((lane, parcel, is_done))
-            size += parcel.size
+        self._taken.extend([(lane, parcel, is_done) for parcel in run])
+        size = before - lane.size
         self._count -= len(run)
         self._bytes -= size
         return size

@@ -136,6 +136,39 @@ def test_without_room_a_publisher_is_awaited_and_told_and_one_that_is_cancelled_
     asyncio.run(run())
 
 
+def test_many_at_once_keep_their_place_among_single_ones_and_are_published_though_cancelled(
+    federation: Any, figures: Any
+) -> None:
+    async def run() -> None:
+        # Given a subscriber
+        federation.pad()
+        async with (
+            AsyncSubscriberAdapter(federation.config) as subscriber,
+            AsyncPublisherAdapterLight(federation.config) as light,
+        ):
+            wanted = await subscriber.register_subscriber(type_name=TYPE)
+            reports = await registered(light, figures)
+            assert await light.wait_for_subscribers(reports, 1, 60.0) == 1
+            # When many are published between single ones, without waiting for any, and others are cancelled
+            ids: list[Any] = await asyncio.gather(
+                light.publish(reports, figures.figure_1, b"first"),
+                light.publish_many(reports, ((figures.figure_1, b"%d" % number) for number in range(300))),
+                light.publish(reports, figures.figure_1, b"last"),
+            )
+            task = asyncio.create_task(light.publish_many(reports, [(figures.figure_1, b"cancelled")] * 3))
+            await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            got = [await subscriber.receive(wanted, 60.0) for _ in range(305)]
+            # Expect all in the order of the calls, under the ids that were returned
+            payloads = [b"first", *(b"%d" % number for number in range(300)), b"last", *[b"cancelled"] * 3]
+            assert [obj.payload for obj in got if obj is not None] == payloads
+            assert [obj.object_id for obj in got[:302] if obj is not None] == [ids[0], *ids[1], ids[2]]
+
+    asyncio.run(run())
+
+
 def test_results_of_a_query_come_as_they_do_to_a_blocking_one(federation: Any, figures: Any, tmp_path: Path) -> None:
     async def run() -> None:
         # Given ten objects in an archive

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jbi_pubsub.core.config import LinkSection
-from jbi_pubsub.core.errors import ArgumentError, BackPressureError, MetadataError
+from jbi_pubsub.core.errors import ArgumentError, BackPressureError, MetadataError, OversizeError
 from jbi_pubsub.core.info_object import Head, Parcel
 from jbi_pubsub.core.wire.stream import MAX_BATCH_ITEMS
 from jbi_pubsub.protocol.publications import PUBLICATION, WHOLE
@@ -76,6 +76,20 @@ def test_what_is_no_pair_is_named(given: Any, says: str, publishing: Any, figure
     registration = publishing.register(figures.figure_1, figures.schema)
     with pytest.raises(ArgumentError, match=says):
         publishing.adapter.publish_many(registration, [(figures.figure_1, None), given])
+
+
+def test_a_payload_that_is_too_long_ends_the_call_as_a_single_one_does(federation: Any, figures: Any) -> None:
+    # Given a publisher of payloads up to ten bytes
+    client = msgspec.structs.replace(federation.config.client, max_payload=10)
+    federation.config = msgspec.structs.replace(federation.config, client=client)
+    federation.pad()
+    publisher = federation.light()
+    registration = figures.register(publisher)
+    # When the third of many has eleven, expect to be told so, and how many were published before
+    for payload in (bytes(11), bytearray(11), "x" * 11):
+        with pytest.raises(OversizeError) as refused:
+            publisher.publish_many(registration, [(figures.figure_1, bytes(10))] * 2 + [(figures.figure_1, payload)])
+        assert refused.value.facts["published"] == 2
 
 
 def test_without_room_it_is_told_how_many_have_gone_and_no_number_is_lost(federation: Any, figures: Any) -> None:
