@@ -83,13 +83,16 @@ class PublisherLane:
         """Objects that have come so far."""
         return self.finished + len(self.unfinished) + len(self.parcels)
 
-    def add(self, run: Sequence[Parcel]) -> None:
-        """These wait, too."""
+    def add(self, run: Sequence[Parcel]) -> int:
+        """These wait, too; their bytes."""
         self.parcels.extend(run)
+        size = 0
         for parcel in run:
-            self.size += parcel.size
+            size += parcel.size
             if parcel.head.attributes is not None and parcel.head.timeout:
                 self.is_expiring = True
+        self.size += size
+        return size
 
     @property
     def turn(self) -> int:
@@ -157,14 +160,7 @@ class PublisherLane:
         now = clock() if is_aged else 0.0
         begin, end = now - 0.001, math.inf  # what was published between is of the age that `head` says
         run: list[Parcel] = []
-        has_credit = self.granted.credit > 0
-        while (
-            parcels
-            and len(run) < most
-            and most_bytes > 0
-            and parcels[0].size <= chunk
-            and (not has_credit or self.may_send())
-        ):
+        while parcels and len(run) < most and most_bytes > 0 and parcels[0].size <= chunk and self.may_send():
             parcel = self.pop()
             if is_aged and not begin < parcel.since <= end:
                 age = _age(now, parcel.since)
@@ -262,44 +258,33 @@ class Lanes:
         done = 0
         with self._lock:
             while done < len(run):
-                fitting = self._fitting(number, run[done:] if done else run)
-                if fitting:
-                    self._add(self._lane(number), fitting)
-                    done += len(fitting)
+                fitting = _fitting(run[done:] if done else run, *self._room(number))
+                if not fitting:
+                    deadline = deadline or time.monotonic() + timeout
+                    if (left := deadline - time.monotonic()) <= 0.0:
+                        break
+                    self._changed.wait(left)
                     continue
-                now = time.monotonic()
-                deadline = deadline or now + timeout
-                if now >= deadline:
-                    break
-                self._changed.wait(deadline - now)
+                lane = self._lane(number)
+                self._bytes += lane.add(fitting)
+                self._count += len(fitting)
+                done += len(fitting)
+                if len(lane.parcels) == len(fitting) and lane.cutter is None and not lane.is_held_back:
+                    self._turns.admit(lane)
         return done
-
-    def _add(self, lane: PublisherLane, run: Sequence[Parcel]) -> None:
-        was_empty, before = not lane.parcels, lane.size
-        lane.add(run)
-        if was_empty and lane.cutter is None and not lane.is_held_back:
-            self._turns.admit(lane)
-        self._count += len(run)
-        self._bytes += lane.size - before
 
     def _tell(self) -> None:
         self._changed.notify_all()
         for wake in tuple(self.wakers):
             wake()
 
-    def _fitting(self, number: int, run: Sequence[Parcel]) -> Sequence[Parcel]:
-        """The first ones for which there is room; one at least where nothing waits."""
+    def _room(self, number: int) -> tuple[int, int, int, int]:
+        """Objects that wait, and their bytes; how many may."""
         lane = self._lanes.get(number) if self._creditors else None
         if lane is None or not lane.granted.credit:
-            waiting, size, most, most_bytes = self._count, self._bytes, QUEUE_ITEMS, QUEUE_BYTES
-        else:
-            waiting, size, most_bytes = len(lane.parcels), lane.size, QUEUE_BYTES // self._creditors
-            most = max(LANE_LEAST, QUEUE_ITEMS // self._creditors)
-        for at, parcel in enumerate(run, waiting):
-            size += parcel.size
-            if at and (at >= most or size > most_bytes):
-                return run[: at - waiting]
-        return run
+            return self._count, self._bytes, QUEUE_ITEMS, QUEUE_BYTES
+        each = self._creditors
+        return len(lane.parcels), lane.size, max(LANE_LEAST, QUEUE_ITEMS // each), QUEUE_BYTES // each
 
     def _lane(self, number: int) -> PublisherLane:
         lane = self._lanes.get(number)
@@ -538,6 +523,15 @@ class Lanes:
             ) > 0:
                 self._changed.wait(left)
             return waiting
+
+
+def _fitting(run: Sequence[Parcel], waiting: int, size: int, most: int, most_bytes: int) -> Sequence[Parcel]:
+    """The first ones for which there is room; one at least where nothing waits."""
+    for at, parcel in enumerate(run, waiting):
+        size += parcel.size
+        if at and (at >= most or size > most_bytes):
+            return run[: at - waiting]
+    return run
 
 
 def _credited(parcel: Parcel) -> int:
