@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -20,9 +21,12 @@ from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.descriptors import Descriptor, Kind, conflict
 from jbi_pubsub.core.documents import Particle, Texts
 from jbi_pubsub.core.documents.certain import LeafTypes
+from jbi_pubsub.core.documents.outline import SchemaOutline
+from jbi_pubsub.core.documents.simple import UnclearError
 from jbi_pubsub.core.errors import ConfigurationError, MetadataError, SchemaError, TypeConflictError
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
 from jbi_pubsub.core.xml import Element
+from jbi_pubsub.core.xpath.impossible import impossible
 from jbi_pubsub.lookup.entry import EntryRep
 
 if TYPE_CHECKING:
@@ -143,9 +147,24 @@ class InformationType:
 
     def _certain(self) -> LeafTypes:
         if self._leaf_types is None:
-            documents = {name: parse_schema(name, data) for name, data in self._opened.documents.items()}
-            self._leaf_types = LeafTypes(documents, self._opened.main)
+            self._leaf_types = LeafTypes(self._parsed(), self._opened.main)
         return self._leaf_types
+
+    def _parsed(self) -> dict[str, Element]:
+        return {name: parse_schema(name, data) for name, data in self._opened.documents.items()}
+
+    @cached_property
+    def _outline(self) -> SchemaOutline | None:
+        try:
+            return SchemaOutline(self._parsed().values(), self.root)
+        except UnclearError:
+            return None
+
+    def impossible(self, expression: str, namespaces: Mapping[str, str]) -> tuple[str, ...]:
+        """Why an XPath is false for, or selects nothing in, all valid documents; () if it may not, or none can say."""
+        if self._outline is None:
+            return ()
+        return tuple(map(str, impossible(expression, namespaces, self._outline, dict(self.model.prefixes))))
 
     def derive(self, predicate: str, namespaces: Mapping[str, str] = {}) -> tuple[EntryRep, ...]:
         """Entry templates that match whatever publishes an object for which `predicate` is true; () for none."""

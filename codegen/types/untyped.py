@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from jbi_pubsub.core.documents import Particle, Texts
@@ -40,6 +40,10 @@ class UntypedGate:
     def condition(self, template: Sequence[EntryRep]) -> str:  # noqa: ARG002 - there is none that says more
         """Nothing can be said."""
         return ""
+
+    def impossible(self, expression: str, namespaces: Mapping[str, str]) -> tuple[str, ...]:  # noqa: ARG002
+        """Nothing is."""
+        return ()
 
     def check_invariants(self, root: Element, registered: tuple[EntryRep, ...], metadata: bytes = b"") -> None:
         """There are none."""

@@ -25,7 +25,7 @@ from jbi_pubsub.protocol.entries import PAD_TYPE
 from jbi_pubsub.protocol.requests import DIGEST_ATTRIBUTE, View
 from jbi_pubsub.protocol.services import SUBSCRIPTIONS, SubscriptionsProxy
 from jbi_pubsub.subscriber import SubscriberAdapter, SubscriptionUid
-from jbi_pubsub.subscriber.table import matching_log
+from jbi_pubsub.subscriber.subscription import matching_log
 
 from .community import community
 from .options import (
@@ -160,7 +160,8 @@ def subscribe(given: _Subscribe) -> int:
         )
         if not seen and (why := adapter.refusal(uid)) is not None:
             raise why
-    return enough(seen, given.count)
+        because = "" if given.count is None or seen else str(adapter.matching(uid))
+    return enough(seen, given.count, because)
 
 
 def _subscribed(adapter: SubscriberAdapter, given: _Subscribe, wish: Wish | None) -> SubscriptionUid:
@@ -180,11 +181,11 @@ def _subscribed(adapter: SubscriberAdapter, given: _Subscribe, wish: Wish | None
     )
 
 
-def enough(seen: int, count: int | None) -> int:
-    """The exit code: 1 for fewer than were asked for, which is told."""
+def enough(seen: int, count: int | None, why: str = "") -> int:
+    """The exit code: 1 for fewer than were asked for, which is told, with what may be the reason."""
     if count is None or seen >= count:
         return 0
-    click.echo(f"jbi: {seen} of {counted(count, 'object')} came in time", err=True)
+    click.echo(printable(f"jbi: {seen} of {counted(count, 'object')} came in time{why and f': {why}'}"), err=True)
     return 1
 
 

@@ -31,7 +31,7 @@ from .options import (
     repeated,
 )
 from .settings import try_file
-from .show import show_rows
+from .show import printable, show_rows
 
 _Pairs = tuple[tuple[str, str], ...]
 
@@ -175,8 +175,11 @@ def explain(given: _CodegenExplain) -> None:
     predicate, namespaces = given.predicate, dict(given.namespaces)
     compile_predicate(predicate, namespaces=namespaces)
     opened = TypeRepository(cache_dir=given.settings.load().type_cache()).open_schema(given.bundle())
-    facts = msgspec.to_builtins(opened.explain(predicate, namespaces))
+    never = opened.impossible(predicate, namespaces)
+    facts = {**msgspec.to_builtins(opened.explain(predicate, namespaces)), "impossible": never}
     conditions = facts.get("conditions", [])
     columns = tuple(conditions[0]) if conditions else ("condition",)
     rows = [[condition[name] for name in columns] for condition in conditions]
     given.show(facts, lambda: show_rows(columns, rows, title=facts.get("reason", "") or predicate))
+    for line in never:
+        click.echo(f"jbi: {printable(line)}", err=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from itertools import chain, groupby, islice
 from typing import Any, Final
@@ -105,6 +105,9 @@ class _Gate:
     def attribute(self, path: Sequence[str], name: str) -> None: ...
 
     def content(self, path: Sequence[str], tags: Sequence[str]) -> None: ...
+
+    def impossible(self, expression: str, namespaces: Mapping[str, str]) -> tuple[str, ...]:  # noqa: ARG002
+        return ()
 
     def is_invariant(self, path: Sequence[str]) -> bool:  # noqa: ARG002  # the protocol's parameter
         return False

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from jbi_pubsub.core.errors import ConfigurationError, UnknownUidError
 from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.protocol.entries import InformationType
 from jbi_pubsub.protocol.services import SubscriptionsProxy
 
 from .options import EXISTING_FILE, JsonArguments, argument, command, option
@@ -153,10 +154,15 @@ def _levels(facts: dict[str, Any]) -> Iterator[Row]:
     for registration, level in facts["first_level"].items():
         why = [f"the document: {level['document']}"] if level["document"] != "fits" else []
         why += [f"the template: {miss}" for miss in level["misses"]]
+        if any(miss.startswith(InformationType.entry_name) for miss in level["misses"]):
+            why = ["the template asks for another type"]  # whose schema says nothing of the document
         name = f"{level['type']} {level['version']}, {registration.removeprefix('registration-')[:8]}"
         yield "first", _said(level["matches"]), f"{name}: {'; '.join(why) or 'matches'}"
     if facts["predicate"]:
         yield "predicate", _said(facts["predicate_true"]), facts["predicate_failure"] or "see below"
+    matched = [level for level in facts["first_level"].values() if not level["misses"]]
+    for line in dict.fromkeys(line for level in matched for line in level["impossible"]):
+        yield "schema", "no", line
     if facts["filter"]:
         selects = "not XML: passes unchanged" if facts["selected"] is None else facts["selected"]
         suppressed = ", and the subscription asks for no empty ones" if facts["suppressed"] else ""

@@ -82,6 +82,8 @@ class SubscribeReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     granted: Grant | None = None
     error: ErrorReport | None = None
+    impossible: tuple[str, ...] = ()
+    """Why it can match nothing of what is registered now, by the schemas of these types; () if it may."""
 
 
 class Answers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -55,11 +55,14 @@ class Matching(msgspec.Struct, frozen=True):
 
     registrations: int
     why: str = ""
+    impossible: tuple[str, ...] = ()
+    """Why no object of these registrations can match, as their schemas say; a line for each condition."""
 
     def __str__(self) -> str:
         if not self.registrations:
             return f"none so far: {self.why}"
-        return f"matches {self.registrations} registration{'s' if self.registrations > 1 else ''} now"
+        said = f"matches {self.registrations} registration{'s' if self.registrations > 1 else ''} now"
+        return "; ".join((said, *self.impossible))
 
 
 class PublishedTypes:

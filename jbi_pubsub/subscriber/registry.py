@@ -153,6 +153,8 @@ class RemoteRegistry:
         if len(answers) != len(records):
             answers = tuple(SubscribeReply(error=report(ProtocolError("not an answer for each"))) for _ in requests)
         for record, revision, answer in zip(records, revisions, answers, strict=True):
+            if answer.granted is not None:
+                record.subscription.note_contradictions(link.ref.service_id, answer.impossible)
             if answer.granted is None:
                 why = rebuild(answer.error) if answer.error else ProtocolError("no answer")
                 self._take_refusal(record, revision, why)

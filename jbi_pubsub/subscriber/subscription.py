@@ -20,6 +20,9 @@ from .listeners import ListenerPool, SubscriptionListener, SubscriptionUid
 from .queue import Consumer, ObjectQueue
 
 log = logging.getLogger("jbi_pubsub.subscriber")
+matching_log = logging.getLogger("jbi_pubsub.subscriber.matching")
+"""Matching of subscriptions, for people: a line when one is made, when that changes before something matches, and when
+it can match nothing."""
 
 FILTERS_MOST: Final = 4
 """Payload filters of a subscription, the last ones, by which what comes may be cut."""
@@ -251,7 +254,22 @@ class LocalSubscription:
         self.stood_at: set[str] = set()
         """Delegates and peer publishers (service ids) at which it has stood: there it has got what was published
         meanwhile, or is told of the loss."""
+        self.contradictions: dict[str, tuple[str, ...]] = {}
+        """Why it can match nothing of what is registered at a delegate or peer publisher, by service ids."""
         self._since: float | None = None
+
+    @property
+    def impossible(self) -> tuple[str, ...]:
+        """Why it can match nothing wherever it stands; () if it may."""
+        said = list(self.contradictions.values())
+        return tuple(dict.fromkeys(line for lines in said for line in lines)) if all(said) else ()
+
+    def note_contradictions(self, server: str, lines: tuple[str, ...]) -> None:
+        """A delegate or peer publisher has said why it can match nothing there. Its application is told once."""
+        before, self.contradictions[server] = self.impossible, lines
+        for line in self.impossible:
+            if line not in before:
+                matching_log.warning("subscription %s: %s", self.uid, line, extra={"subscription": self.uid})
 
     @property
     def request(self) -> SubscriptionRequest:

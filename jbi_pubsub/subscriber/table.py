@@ -25,12 +25,10 @@ from .placed import PlacedSubscription
 from .published import Matching, PublishedTypes, type_asked
 from .session import DelegateSessions
 from .signed import DeliverySignatures
-from .subscription import LocalSubscription
+from .subscription import LocalSubscription, matching_log
 from .watches import TemplateWatches, has_past
 
 log = logging.getLogger("jbi_pubsub.subscriber")
-matching_log = logging.getLogger("jbi_pubsub.subscriber.matching")
-"""Matching of subscriptions, for people: a line when one is made, and when that changes before something matches."""
 
 
 AGAIN_FIRST: Final = 5.0
@@ -167,9 +165,8 @@ class SubscriptionTable:
         watch = self.watches.of(subscription.uid)
         count = len(watch.cache.items()) if watch is not None else 0
         why = "" if count else self._published.why_none(subscription.request.entries)
-        return Matching(
-            count, f"{why}; what archives have comes all the same" if why and has_past(subscription) else why
-        )
+        why = f"{why}; what archives have comes all the same" if why and has_past(subscription) else why
+        return Matching(count, why, subscription.impossible if count else ())
 
     def wait_matched(self, uid: str, count: int, timeout: float) -> int:
         """Number of delegates and peer publishers where it stands, as soon as it is `count`, or after that time."""

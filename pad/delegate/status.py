@@ -24,10 +24,18 @@ from jbi_pubsub.pad.egress.budget import Budget
 from jbi_pubsub.pad.egress.late_join import LateJoiners
 from jbi_pubsub.pad.egress.session import SubscriberSession
 from jbi_pubsub.pad.mail.dispatcher import MailDispatcher
-from jbi_pubsub.pad.matching.explanation import Standing, explain, find_subscription, queue_of, recall
+from jbi_pubsub.pad.matching.explanation import (
+    Standing,
+    contradictions,
+    explain,
+    find_subscription,
+    queue_of,
+    recall,
+)
 from jbi_pubsub.pad.matching.registration import Registration
 from jbi_pubsub.pad.model.events import proved
 from jbi_pubsub.pad.model.subscription import Subscription, shown
+from jbi_pubsub.protocol.requests import SubscriptionRequest
 from jbi_pubsub.protocol.status.delegate import (
     BuffersStatus,
     ClientStatus,
@@ -42,6 +50,8 @@ from jbi_pubsub.protocol.status.delegate import (
 from jbi_pubsub.protocol.status.quality import QualityStatus, TypeQuality
 from jbi_pubsub.protocol.status.terms import Terms
 
+TYPES_JUDGED: Final = 8
+"""Types by whose schemas it is said that a subscription can't match; who may have more is not told."""
 SOURCES_MOST: Final = 3
 """Names of publishers told of one type."""
 TYPES_MOST: Final = 200
@@ -194,6 +204,16 @@ class StatusReports:
             )
             for role, uid, name, caller, count in found
         ]
+
+    def impossible(self, request: SubscriptionRequest) -> tuple[str, ...]:
+        """Why a subscription can match nothing of what is registered here, as it contradicts the schemas; () if it may,
+        or that is not known."""
+        with self._tables.lock:
+            topics = [each for each in self._tables.topics.find(request.entries) if each.registrations]
+        gates = {each.type: each.gate for each in topics}
+        if len(gates) > TYPES_JUDGED or any(each.is_loose for each in topics):
+            return ()
+        return contradictions(request, [gate for gate in gates.values() if gate is not None])
 
     def explain(self, uid: str, metadata: bytes, payload: bytes, head: Head | None = None) -> dict[str, object]:
         """Why an object would be delivered to a subscription, or not, for each registration here, as plain data (see

@@ -10,7 +10,7 @@ Rules:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -20,10 +20,12 @@ from jbi_pubsub.core.errors import ConfigurationError, MetadataError, OversizeEr
 from jbi_pubsub.core.info_object import Head, Parcel, TypeName
 from jbi_pubsub.core.xml import Element, give_back, parse_metadata, parse_payload
 from jbi_pubsub.core.xpath import Predicate, examine
+from jbi_pubsub.core.xpath.predicate import XPATH
 from jbi_pubsub.lookup.entry import EntryRep, matches
 from jbi_pubsub.pad.matching.dissemination import NOWHERE, takes
 from jbi_pubsub.pad.model.subscription import Subscription
 from jbi_pubsub.protocol.conformity import InformationTypeGate
+from jbi_pubsub.protocol.requests import SubscriptionRequest
 from jbi_pubsub.protocol.status.delegate import SessionStatus, SubscriptionStatus
 
 MAX_CANDIDATES: Final = 10
@@ -81,6 +83,19 @@ def explain(
         "queue": dict(queue),
         "terms": subscription.status(SubscriptionStatus),
     }
+
+
+def contradictions(request: SubscriptionRequest, gates: Sequence[InformationTypeGate]) -> tuple[str, ...]:
+    """Why a request contradicts the schemas of all these types, in whose documents its XPaths find nothing; () if it
+    does not."""
+    if request.language != XPATH or request.view != "metadata":
+        return ()
+    namespaces, found = dict(request.namespaces), {}
+    for name, expression in (("", request.predicate), ("latest_by ", request.start.latest_by)):
+        said = [gate.impossible(expression, namespaces) if expression else () for gate in gates]
+        if all(said):
+            found.update(dict.fromkeys(f"{name}{each}" for lines in said for each in lines))
+    return tuple(found)
 
 
 def find_subscription(wanted: str, known: Iterable[str]) -> str:
@@ -151,6 +166,7 @@ def _first_level(subscription: Subscription, standing: Standing, root: Element, 
         "matches": not why and not misses,
         "document": why or "fits",
         "misses": misses,
+        "impossible": contradictions(subscription.request, [standing.gate]) if standing.validates else (),
     }
 
 

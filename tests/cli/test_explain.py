@@ -176,7 +176,7 @@ def test_an_object_is_explained_by_its_own_registration(
 
 def test_registrations_of_others_are_not_shown_as_if_they_were_the_objects() -> None:
     # Given the answer about an object whose own registration has ended, and another stands
-    level = {"type": "t", "version": "1.0", "matches": True, "document": "fits", "misses": []}
+    level = {"type": "t", "version": "1.0", "matches": True, "document": "fits", "misses": [], "impossible": []}
     facts = {
         "first_level": {f"registration-{'b' * 32}": level}, "predicate_true": True, "suppressed": False,
         "delivered": True, "predicate": "", "filter": "", "queue": {},

@@ -32,6 +32,7 @@ def test_each_level_says_why(federation: Any, figures: Any) -> None:
             "matches": True,
             "document": "fits",
             "misses": [],
+            "impossible": (),
         }
     }
     assert (facts["predicate_true"], facts["selected"]) == (True, 2)

@@ -78,7 +78,7 @@ class _Memory(Generic[*K, V]):
         return known[0]
 
 
-class _Content:
+class ElementContent:
     """Contents of a content model: the declaration of each name (None: several that differ), and which namespaces its
     wildcards take: any, all but one of `others` and none (part 1, section 3.10.2), or some."""
 
@@ -131,14 +131,14 @@ class LeafTypes:
         self._attribute = _Memory(self._attribute_of)
         roots = [root for root in documents.values() if root.tag == f"{{{XSD}}}schema"]
         for root in roots:
-            space = _target(root)
+            space = target_of(root)
             for part in root.iterchildren("*"):
                 self._known[str(part.tag).rpartition("}")[2], f"{space}{part.get('name')}"] = part
         self._names = frozenset(n.rpartition("}")[2] for kind, n in self._known if kind in ("element", "attribute"))
         ties = any(True for root in roots for _ in root.iter(*(f"{{{XSD}}}{name}" for name in _TYING)))
         is_whole = len(roots) == len(documents) and _are_all_read(documents, main)
         self._has_identities = any(_has_identities(root) for root in roots)
-        self._unclear = ties or not is_whole or _has_chameleons(roots)
+        self._unclear = ties or not is_whole or has_chameleons(roots)
 
     def texts(self, path: Path) -> Texts | None:
         """The texts that a leaf at `path` of a valid document may hold for certain; None: nothing is certain."""
@@ -229,7 +229,7 @@ class LeafTypes:
         named = declaration.get("type")
         if named is None:
             return None
-        space, local = _resolved(declaration, named)
+        space, local = resolved(declaration, named)
         if space == XSD:
             if local == "anyType":
                 return None
@@ -242,13 +242,13 @@ class LeafTypes:
             raise UnclearError
         return found
 
-    def _content_of(self, kind: Element) -> _Content:
+    def _content_of(self, kind: Element) -> ElementContent:
         """The content model of a complex type."""
-        content = _Content()
+        content = ElementContent()
         self._collect(kind, content, set(), MAX_DEPTH)
         return content
 
-    def _collect(self, part: Element, content: _Content, seen: set[Element], depth: int) -> None:
+    def _collect(self, part: Element, content: ElementContent, seen: set[Element], depth: int) -> None:
         """Add what a part of a content model holds, but for what definitions in `seen` have in it. Raises
         UnclearError if something is not understood."""
         if not depth:
@@ -265,7 +265,7 @@ class LeafTypes:
             elif child.tag in _GROUPS:
                 self._collect(child, content, seen, depth - 1)
             elif child.tag == f"{{{XSD}}}group":
-                space, local = _resolved(child, child.get("ref", ""))
+                space, local = resolved(child, child.get("ref", ""))
                 group = self._known.get(("group", f"{{{space}}}{local}" if space else local))
                 if group is None:
                     raise UnclearError
@@ -275,11 +275,11 @@ class LeafTypes:
             elif child.tag not in _IGNORED:
                 raise UnclearError
 
-    def _collect_derived(self, derivation: Element, content: _Content, seen: set[Element], depth: int) -> None:
+    def _collect_derived(self, derivation: Element, content: ElementContent, seen: set[Element], depth: int) -> None:
         for step in derivation.iterchildren(f"{{{XSD}}}extension", f"{{{XSD}}}restriction"):
             self._collect(step, content, seen, depth)
             if step.tag == f"{{{XSD}}}extension":
-                space, local = _resolved(step, step.get("base", ""))
+                space, local = resolved(step, step.get("base", ""))
                 base = self._definition(f"{{{space}}}{local}" if space else local)  # anyType is none
                 self._collect(base, content, seen, depth)
 
@@ -320,7 +320,7 @@ class LeafTypes:
             return own
         if step.tag != f"{{{XSD}}}extension":
             raise UnclearError
-        space, local = _resolved(step, step.get("base", ""))
+        space, local = resolved(step, step.get("base", ""))
         base = self._model_of_type(self._definition(f"{{{space}}}{local}" if space else local), depth)
         return Particle("sequence", parts=(base, own))
 
@@ -337,7 +337,7 @@ class LeafTypes:
             raise UnclearError  # counts within counts
         is_once = is_once and (least, most) == (1, 1)
         if part.tag == f"{{{XSD}}}group":
-            space, local = _resolved(part, part.get("ref", ""))
+            space, local = resolved(part, part.get("ref", ""))
             group = self._known.get(("group", f"{{{space}}}{local}" if space else local))
             inside = [] if group is None else _particles(group)
             if len(inside) != 1:
@@ -353,7 +353,7 @@ class LeafTypes:
     def _particle(self, element: Element) -> tuple[str, Element]:
         ref = element.get("ref")
         if ref is not None:
-            space, local = _resolved(element, ref)
+            space, local = resolved(element, ref)
             name = f"{{{space}}}{local}" if space else local
             found = self._known.get(("element", name))
             if found is None:
@@ -361,7 +361,7 @@ class LeafTypes:
             return name, found
         schema = element.getroottree().getroot()
         qualified = element.get("form", schema.get("elementFormDefault", "unqualified")) == "qualified"
-        return f"{_target(schema) if qualified else ''}{element.get('name')}", element
+        return f"{target_of(schema) if qualified else ''}{element.get('name')}", element
 
     def _attribute_of(self, kind: Element, name: str) -> Texts | None:
         declaration = self._declared(kind, name, MAX_DEPTH)
@@ -394,7 +394,7 @@ class LeafTypes:
             if local in ("simpleContent", "complexContent", "extension"):
                 inside = child
             elif local == "attributeGroup":
-                space, local = _resolved(child, child.get("ref", ""))
+                space, local = resolved(child, child.get("ref", ""))
                 inside = self._known.get(("attributeGroup", f"{{{space}}}{local}" if space else local))
                 if inside is None:
                     raise UnclearError
@@ -404,7 +404,7 @@ class LeafTypes:
             if found is not None:
                 return found
         if part.tag == f"{{{XSD}}}extension":
-            space, local = _resolved(part, part.get("base", ""))
+            space, local = resolved(part, part.get("base", ""))
             if space != XSD:
                 return self._declared(self._definition(f"{{{space}}}{local}" if space else local), name, depth - 1)
         return None
@@ -428,14 +428,14 @@ class LeafTypes:
         if declaration.get("fixed") is not None or declaration.get("default") is not None:
             return None
         named = declaration.get("type")
-        if named is not None and _resolved(declaration, named)[0] == XSD:
+        if named is not None and resolved(declaration, named)[0] == XSD:
             return self._of_type(declaration, named, (), MAX_DEPTH)
         kind = self._type(declaration)
         return ANY_TEXT if kind is None else self._of_definition(kind, (), MAX_DEPTH)
 
     def _of_type(self, place: Element, name: str, facets: Facets, depth: int) -> Texts | None:
         """Texts of the type called `name` at `place`, under the facets of types derived from it."""
-        space, local = _resolved(place, name)
+        space, local = resolved(place, name)
         if space == XSD:
             return builtin_texts(local, facets)
         return self._of_definition(self._definition(f"{{{space}}}{local}" if space else local), facets, depth)
@@ -477,12 +477,13 @@ def _wildcard(part: Element, declared: frozenset[str]) -> Particle:
     """One that takes any number of elements; of `declared` names none that may come unseen."""
     if part.get("processContents", "").strip() not in ("lax", "skip"):
         return ANY
-    content = _Content()
+    content = ElementContent()
     content.add_wildcard(part)
     return Particle("any", 0, None, wildcard=Wildcard(content.takes_any, declared))
 
 
-def _target(schema: Element) -> str:
+def target_of(schema: Element) -> str:
+    """The target namespace of a schema document, as names in Clark notation begin with it."""
     space = schema.get("targetNamespace", "")
     return f"{{{space}}}" if space else ""
 
@@ -497,7 +498,7 @@ def _are_all_read(documents: Mapping[str, Element], main: str) -> bool:
             if target in documents:
                 entrances.update([target] if link.tag == f"{{{XSD}}}import" else ())
                 reached.extend([target] if target not in reached else ())
-    return len(reached) == len(documents) and len({_target(documents[name]) for name in entrances}) == len(entrances)
+    return len(reached) == len(documents) and len({target_of(documents[name]) for name in entrances}) == len(entrances)
 
 
 def _particles(part: Element) -> list[Element]:
@@ -530,9 +531,9 @@ def _occurs(part: Element) -> tuple[int, int | None]:
     return least, counted(most)
 
 
-def _has_chameleons(roots: Sequence[Element]) -> bool:
+def has_chameleons(roots: Sequence[Element]) -> bool:
     """Whether a document without a namespace may be included into one with a namespace."""
-    return len({_target(root) for root in roots}) > 1 and any(not _target(root) for root in roots)
+    return len({target_of(root) for root in roots}) > 1 and any(not target_of(root) for root in roots)
 
 
 def _agree(one: Element, other: Element) -> bool:
@@ -540,12 +541,12 @@ def _agree(one: Element, other: Element) -> bool:
     if one is other:
         return True
     named = one.get("type"), other.get("type")
-    if named[0] is None or named[1] is None or _resolved(one, named[0]) != _resolved(other, named[1]):
+    if named[0] is None or named[1] is None or resolved(one, named[0]) != resolved(other, named[1]):
         return False
     return all(one.get(name) is None and other.get(name) is None for name in ("default", "fixed"))
 
 
-def _resolved(place: Element, name: str) -> tuple[str, str]:
+def resolved(place: Element, name: str) -> tuple[str, str]:
     """Namespace and local name of a QName at `place`."""
     prefix, _, local = name.strip().rpartition(":")
     space = place.nsmap.get(prefix or None, "")

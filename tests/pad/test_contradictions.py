@@ -1,0 +1,73 @@
+"""A subscription that contradicts the schemas of what it matches says so at once: to the application, in the log, in
+the explanation."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+MATCHING = "jbi_pubsub.subscriber.matching"
+
+
+@pytest.fixture
+def published(federation: Any, figures: Any) -> Any:
+    """A delegate with one registration of the paper's type."""
+    federation.pad("alpha", "rome")
+    publisher = federation.light()
+    figures.register(publisher)
+    return publisher
+
+
+@pytest.mark.parametrize(
+    ("terms", "said"),
+    [
+        ({"predicate": "//latt > 3"}, "there is no element latt below the document; did you mean lat?"),
+        ({"predicate": "/metadata/@id = '1'"}, "there is no attribute @id in metadata"),
+        ({"predicate": "//Area > 'A'"}, "> compares numbers, and 'A' is none"),
+        ({"predicate": "/m:metadata", "namespaces": {"m": "urn:m"}}, "as its metadata is in no namespace"),
+        ({"predicate": "//lat > 3", "start": "last", "latest_by": "//Areaa"}, "latest_by //Areaa can't match"),
+    ],
+)
+def test_the_application_is_told_why_nothing_can_match(
+    published: Any,
+    federation: Any,
+    caplog: pytest.LogCaptureFixture,
+    eventually: Callable[..., Any],
+    terms: dict[str, Any],
+    said: str,
+) -> None:
+    subscriber = federation.subscriber()
+    with caplog.at_level(logging.WARNING, MATCHING):
+        uid = subscriber.register_subscriber(**terms)
+        eventually(lambda: any(said in line for line in subscriber.matching(uid).impossible))
+    assert str(subscriber.matching(uid)).startswith("matches 1 registration now; ")
+    assert [record.getMessage() for record in caplog.records if said in record.getMessage()]
+
+
+def test_what_can_match_and_what_is_not_validated_is_told_nothing(federation: Any, figures: Any) -> None:
+    # Given one registration whose metadata are validated, and later one whose are not
+    federation.pad("alpha", "rome")
+    publisher = federation.light()
+    figures.register(publisher)
+    subscriber = federation.subscriber()
+    good = subscriber.register_subscriber(predicate="//lat > 3")
+    assert subscriber.wait_matched(good) == 1
+    assert subscriber.matching(good).impossible == ()
+    at = publisher.connect_to_delegate("alpha", "rome")
+    publisher.register_publisher(at, figures.schema, figures.figure_1, validate=False)
+    # Expect nothing to be said of a path that only metadata beyond the schema have
+    odd = subscriber.register_subscriber(predicate="//latt > 3")
+    assert subscriber.wait_matched(odd) == 1
+    assert subscriber.matching(odd).impossible == ()
+
+
+def test_an_amendment_takes_the_contradiction_away(published: Any, federation: Any) -> None:
+    subscriber = federation.subscriber()
+    uid = subscriber.register_subscriber(predicate="//latt > 3")
+    assert subscriber.wait_matched(uid) == 1
+    assert subscriber.matching(uid).impossible
+    assert subscriber.amend_subscription(uid, predicate="//lat > 3") == 1
+    assert subscriber.matching(uid).impossible == ()
