@@ -137,10 +137,9 @@ class RemoteRegistry:
 
     def _ask_for(self, session_id: str, records: list[RemoteSubscription]) -> None:
         link = self._link
-        subscriptions = [each.subscription for each in records]
-        revisions = [s.terms.revision for s in subscriptions]
-        requests = [s.request_at(link.ref.service_id) for s in subscriptions]
-        ages = [self._age(s, session_id) for s in subscriptions]
+        revisions = [each.subscription.terms.revision for each in records]
+        requests = [each.subscription.request_at(link.ref.service_id) for each in records]
+        ages = [self._age(each.subscription, session_id) for each in records]
         try:
             answers = link.proxy.subscribe(session_id, requests, link.config.lease.mail, ages, link.claims)
         except (ProtocolError, OversizeError) as exc:
@@ -153,8 +152,7 @@ class RemoteRegistry:
         if len(answers) != len(records):
             answers = tuple(SubscribeReply(error=report(ProtocolError("not an answer for each"))) for _ in requests)
         for record, revision, answer in zip(records, revisions, answers, strict=True):
-            if answer.granted is not None:
-                record.subscription.note_contradictions(link.ref.service_id, answer.impossible)
+            record.subscription.note_contradictions(link.ref.service_id, answer)
             if answer.granted is None:
                 why = rebuild(answer.error) if answer.error else ProtocolError("no answer")
                 self._take_refusal(record, revision, why)

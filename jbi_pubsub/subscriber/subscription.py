@@ -13,6 +13,7 @@ from jbi_pubsub.core.errors import JbiError
 from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice
 from jbi_pubsub.core.quality import GrantedQos, Wish
 from jbi_pubsub.core.signing import filter_digest
+from jbi_pubsub.protocol.replies import SubscribeReply
 from jbi_pubsub.protocol.requests import SubscriptionRequest
 
 from .first_level import FirstLevel, Fitness
@@ -264,9 +265,11 @@ class LocalSubscription:
         said = list(self.contradictions.values())
         return tuple(dict.fromkeys(line for lines in said for line in lines)) if all(said) else ()
 
-    def note_contradictions(self, server: str, lines: tuple[str, ...]) -> None:
-        """A delegate or peer publisher has said why it can match nothing there. Its application is told once."""
-        before, self.contradictions[server] = self.impossible, lines
+    def note_contradictions(self, server: str, answer: SubscribeReply) -> None:
+        """A delegate or peer publisher may have said why it can match nothing there. Its application is told once."""
+        if answer.granted is None:
+            return
+        before, self.contradictions[server] = self.impossible, answer.impossible
         for line in self.impossible:
             if line not in before:
                 matching_log.warning("subscription %s: %s", self.uid, line, extra={"subscription": self.uid})

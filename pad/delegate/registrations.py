@@ -150,7 +150,8 @@ class Registrations:
             self._relayed_before.pop(uid, None)
             topic = registration.topic
             topic.is_partly_kept = topic.is_partly_kept or archived is None
-            topic.gate, topic.is_loose = gate, topic.is_loose or not request.validate
+            is_new = topic.registrations == 1 and topic.schema is None
+            topic.gate = gate if request.validate and (is_new or topic.gate is not None) else None
             topic.schema = None if gate.bundle.is_none else gate.bundle
             topic.unannounced.add(uid)
             topic.buffer.young_until = math.inf

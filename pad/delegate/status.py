@@ -210,10 +210,10 @@ class StatusReports:
         or that is not known."""
         with self._tables.lock:
             topics = [each for each in self._tables.topics.find(request.entries) if each.registrations]
-        gates = {each.type: each.gate for each in topics}
-        if len(gates) > TYPES_JUDGED or any(each.is_loose for each in topics):
+        gates = {each.type: each.gate for each in topics if each.gate is not None}
+        if len(gates) > TYPES_JUDGED or any(each.gate is None for each in topics):
             return ()
-        return contradictions(request, [gate for gate in gates.values() if gate is not None])
+        return contradictions(request, list(gates.values()))
 
     def explain(self, uid: str, metadata: bytes, payload: bytes, head: Head | None = None) -> dict[str, object]:
         """Why an object would be delivered to a subscription, or not, for each registration here, as plain data (see

@@ -46,9 +46,7 @@ class Topic:
     schema: SchemaBundle | None = None
     """Schema of the type, for whoever comes when nobody publishes it any more."""
     gate: InformationTypeGate | None = None
-    """Type of what is registered."""
-    is_loose: bool = False
-    """Metadata of some registration, past or present, are not validated."""
+    """Type by whose schema all metadata were validated; None: not all were."""
     is_partly_kept: bool = False
     """Not all objects that may lie in its buffer are archived."""
     announced: float = -math.inf
