@@ -103,7 +103,7 @@ def test_every_command_is_in_the_reference() -> None:
     # Given the page of commands, which is made when the site is, expect each command and each option with its help
     page = reference()["commands_page"]()
     assert [name for name in HOMES if f"\n## jbi {name}\n" not in page] == []
-    assert "| `--digest SECONDS` | With --email: gather, many in one mail." in page
+    assert "| `--digest SECONDS` | With --email: gather objects in one mail." in page
     assert "\n### jbi lookup admin groups\n" in page
     assert "<!-- made: commands -->" in (TOP / "docs" / "commands.md").read_text()
     # and every command to answer as before: click remembers the names of help's option that were asked for first

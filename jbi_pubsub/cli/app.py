@@ -40,7 +40,7 @@ HOMES: Final = {
     "client": ("client", "Run a script of publishers, subscribers and queries."),
     "codegen": ("codegen", "Generate Entry classes from a metadata schema."),
     "completion": ("tools", "Print the completion script of a shell."),
-    "config": ("tools", "Show the effective settings and where each comes from."),
+    "config": ("tools", "Show the effective settings and their origins."),
     "demo": ("demonstration", "Run a federation on this machine and check it."),
     "dissect": ("dissect", "Read a capture of the datagrams between nodes."),
     "doctor": ("doctor", "Check machine, configuration and servers: what to do."),
@@ -104,13 +104,13 @@ class Commands(NearNames):
 @click.option("--set", "assignments", metavar="SECTION.KEY=VALUE", multiple=True, help="Set any setting; repeatable.")
 @click.option("--locator", "locators", metavar="HOST:PORT", multiple=True, help="Lookup service to ask; repeatable.")
 @click.option("--group", "groups", metavar="NAME", multiple=True, help="Group of lookup services; repeatable.")
-@click.option("--node", metavar="NAME", default="", help="The node that is asked or published at.",
+@click.option("--node", metavar="NAME", default="", help="Node to use.",
               shell_complete=lambda _context, _parameter, typed: _nodes(typed))  # fmt: skip
-@click.option("--no-multicast", is_flag=True, help="Neither announce nor discover by mDNS.")
+@click.option("--no-multicast", is_flag=True, help="Do not announce or discover by mDNS.")
 @click.option("--tls", "tls_folder", metavar="FOLDER", help="TLS, as the party of that folder (see `jbi certs`).")
 @click.option("--insecure", is_flag=True, help="Allow to listen beyond loopback without TLS.")
 @click.option("--log-json", is_flag=True, help="Log as JSON lines.")
-@click.option("-v", "--verbose", count=True, help="Say more on stderr; -vv for all.")
+@click.option("-v", "--verbose", count=True, help="More messages on stderr; -vv for all.")
 @click.pass_context
 def jbi(context: click.Context, /, verbose: int, log_json: bool, node: str, **given: Any) -> None:
     """Publish and subscribe for information objects: a type, XML metadata, a payload.

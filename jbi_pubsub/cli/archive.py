@@ -51,12 +51,12 @@ _GOING = (
 
 @click.group(cls=NearNames)
 def archive() -> None:
-    """Look after archives: those of delegates, or the folder of one that no process has open.
+    """Manage archives: those of delegates, or the folder of one that no process has open.
 
     \b
-    jbi archive status                              # of all that the lookup services know
+    jbi archive status                              # all archives in the lookup services
     jbi archive tail --type Intel_Imagery           # what is archived now
-    jbi archive retain                              # what the rules would give up, and why
+    jbi archive retain                              # what the rules would remove, and why
     jbi archive delete --type Intel_Imagery --until 30d
     jbi archive export all.jsonl
     jbi archive check --folder /var/lib/jbi/archive # no process has it open
@@ -84,7 +84,7 @@ class _Look(AnyArchive, JsonArguments):
 
 @command(archive, _Look)
 def status(given: _Look) -> int:
-    """Show what archives hold, how far their indexes are, and what is wrong. Exit code 1 if something is.
+    """Show the contents, index progress and problems of archives. Exit code 1 if there is a problem.
 
     \b
     jbi archive status
@@ -119,10 +119,10 @@ def _troubles(facts: dict[str, Any]) -> list[str]:
 
 @command(archive, _Look)
 def check(given: _Look) -> int:
-    """Say what is wrong with archives. Exit code 1 if something is.
+    """Check archives for damage. Exit code 1 if there is any.
 
-    Of a folder each object is read, and each byte that has a checksum is checked. Of archives that are in use it is
-    told what they have found themselves.
+    For a folder it reads each object, and checks each byte that has a checksum. For archives in use it prints what they
+    have found themselves.
 
     \b
     jbi archive check
@@ -159,14 +159,14 @@ class _Tail(JsonArguments):
     type_name: str = ObjectSelection.type_name
     predicate: str = ObjectSelection.predicate
     namespaces: tuple[str, ...] = ObjectSelection.namespaces
-    lines: int = option("So many of before.", "-n", "--lines", type=click.IntRange(0), shown=TAIL)
-    count: int | None = option("End after so many objects.", type=click.IntRange(1))
-    timeout: float | None = option("End when none has come for so many seconds.", type=click.FloatRange(0))
+    lines: int = option("Number of objects from before.", "-n", "--lines", type=click.IntRange(0), shown=TAIL)
+    count: int | None = option("End after that many objects.", type=click.IntRange(1))
+    timeout: float | None = option("End when no object has come for that many seconds.", type=click.FloatRange(0))
 
 
 @command(archive, _Tail)
 def tail(given: _Tail) -> None:
-    """Show the last objects that were archived, and those that are from now on, until Ctrl-C.
+    """Show the last archived objects, and new ones until Ctrl-C.
 
     \b
     jbi archive tail
@@ -222,13 +222,13 @@ def _followed(
 
 
 class _Retain(ServedArchive, JsonArguments):
-    is_done: bool = flag("Give it up now, instead of saying what would go.", "--apply")
+    is_done: bool = flag("Remove it now, instead of showing it.", "--apply")
 
 
 @command(archive, _Retain)
 def retain(given: _Retain) -> None:
-    """Show what the rules of policy.toml ([[keep]]) would give up now, and why; with --apply it goes. By itself that is
-    done once an hour, of files that are full: what lies in the one that is written stays.
+    """Show what the rules of policy.toml ([[keep]]) would remove now, and why; --apply removes it. The archive itself
+    does so once an hour, in files that are full; objects in the file that is being written stay.
 
     \b
     jbi archive retain
@@ -269,10 +269,12 @@ _WHY: Final = {
 
 class _Delete(ObjectSelection, ServedArchive, JsonArguments):
     object_ids: tuple[str, ...] = argument(metavar="[OBJECT]...", nargs=-1)
-    type_name: str = option("Of that type; the last part of its name will do, but with --at.", "--type", default="")
-    positions: str | None = option("Of these positions, of one archive.", metavar="FROM-TO")
-    registrations: tuple[str, ...] = repeated("Of that registration; repeatable.", "--registration")
-    everything: bool = flag("All there is.", "--all")
+    type_name: str = option(
+        "Type of the objects; the last part of its name is enough, except with --at.", "--type", default=""
+    )
+    positions: str | None = option("Positions in one archive.", metavar="FROM-TO")
+    registrations: tuple[str, ...] = repeated("Registration of the objects; repeatable.", "--registration")
+    everything: bool = flag("All objects.", "--all")
     yes: bool = flag("Do not ask.")
 
     def request(self) -> QueryRequest:
@@ -297,8 +299,8 @@ class _Delete(ObjectSelection, ServedArchive, JsonArguments):
 
 @command(archive, _Delete)
 def delete(given: _Delete) -> None:
-    """Delete archived objects, by id or by what they are: gone from every answer when this ends, from the disk soon,
-    and they do not come back. All conditions hold together. It is asked before, with their number.
+    """Delete archived objects by id or by conditions, which hold together. When the command ends they are gone from
+    every answer, and soon from the disk. It asks before, with their number.
 
     \b
     jbi archive delete 3f0c2a9be41d4a44b1f6f51d4ad6b2c9000000000001
@@ -360,12 +362,12 @@ def _deleted(config: Config, place: ArchiveServer, request: QueryRequest) -> Ite
 
 
 class _Rebuild(AnyArchive):
-    no_wait: bool = flag("Do not wait until it is made.")
+    no_wait: bool = flag("Do not wait until it is built.")
 
 
 @command(archive, _Rebuild)
 def rebuild(given: _Rebuild) -> None:
-    """Delete the index of an archive, and build it again from the archived objects. Queries still work, slower.
+    """Delete the index of an archive, and build it again from the archived objects. Meanwhile queries are slower.
 
     \b
     jbi archive rebuild

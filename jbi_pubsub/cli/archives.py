@@ -58,7 +58,7 @@ class ArchiveServer(NamedTuple):
 class ServedArchive(Arguments):
     """Archives that are in use."""
 
-    at: str | None = option("The archive of that server; default: all that are found.", metavar="HOST:PORT")
+    at: str | None = option("Archive of that server; default: all archives found.", metavar="HOST:PORT")
 
     def places(self, config: Config) -> list[ArchiveServer]:
         """The one at an address, or all that the lookup services know. Raises UnknownUidError where there is none."""
@@ -78,7 +78,7 @@ class ServedArchive(Arguments):
 class RestingArchive(Arguments):
     """An archive at rest."""
 
-    folder: Path | None = option("The folder of an archive that no process has open.", type=FOLDER)
+    folder: Path | None = option("Folder of an archive that no process has open.", type=FOLDER)
 
 
 class AnyArchive(RestingArchive, ServedArchive):
@@ -94,10 +94,10 @@ class AnyArchive(RestingArchive, ServedArchive):
 class ObjectSelection(Arguments):
     """Objects of an archive by their conditions."""
 
-    type_name: str = option("Of that type alone; the last part of its name will do.", "--type", default="")
+    type_name: str = option("Type of the objects; the last part of its name is enough.", "--type", default="")
     version: str = VERSION
     predicate: str = PREDICATE
-    namespaces: tuple[str, ...] = repeated("Prefix in it; repeatable.", "--namespace", metavar="PREFIX=URI")
+    namespaces: tuple[str, ...] = repeated("Prefix in the XPath; repeatable.", "--namespace", metavar="PREFIX=URI")
     since: str | None = SINCE
     until: str | None = UNTIL
 

@@ -68,18 +68,19 @@ class _Plotted(JsonArguments):
 
 class _Qos(_Plotted, first=True):
     experiment: str = argument(type=click.Choice([*EXPERIMENTS, "all"]), default="all")
-    rounds: int | None = option("Of all modes, in turn.  [default: 3]", type=click.IntRange(1, 100))
-    seconds: float | None = option("Counted in each run.  [default: by experiment]", type=click.FloatRange(1, 3600))
-    fast: bool = flag("One round of each, some seconds; the demonstration in one minute.")
+    rounds: int | None = option("Rounds of all modes, in turn.  [default: 3]", type=click.IntRange(1, 100))
+    seconds: float | None = option(
+        "Measured seconds of each run.  [default: by experiment]", type=click.FloatRange(1, 3600)
+    )
+    fast: bool = flag("One short round of each; the demonstration in one minute.")
 
 
 @command(bench, _Qos)
 def qos(given: _Qos) -> int:
-    """Overload real processes, and see who gets what: shares and ratios beside the paper's.
+    """Overload real processes, and compare the shares with the paper's.
 
-    cpu: too much to judge. link: too much for a link. demo: the paper's demonstration, whose policies change while it
-    runs, beside its simulation. Exit code 1 when something is not as it is to be. The machine should do nothing else
-    meanwhile.
+    cpu: too much evaluation. link: too much for a link. demo: the paper's demonstration, with changes of policies,
+    compared with its simulation. Exit code 1 if a result is out of range. The machine should have no other load.
 
     \b
     jbi bench qos cpu --rounds 1 --seconds 10 --json
@@ -104,17 +105,17 @@ def qos(given: _Qos) -> int:
 
 class _Domains(_Plotted, first=True):
     experiment: str = argument(type=click.Choice([*domains_bench.EXPERIMENTS, "all"]), default="all")
-    quick: bool = flag("Less of everything, in seconds.")
+    quick: bool = flag("A short run of some seconds.")
 
 
 @command(bench, _Domains)
 def domains(given: _Domains) -> int:
-    """Two domains, each client by itself and over a bridge that brings what is wanted; and what traders take.
+    """Measure two domains, with single clients and with a bridge that brings wanted objects only, and traders.
 
     bytes: over the link, by what clients have in common. latency: of 1 to 64 clients, on one host and with 40 ms each
-    way. polling: events against asking each second. matching: an aggregate against its members. offers: a query by the
-    number of offers. traders: one that others answer, too. All take eight minutes. Exit code 1 when something is not as
-    it is to be. The machine should do nothing else meanwhile.
+    way. polling: events compared with a request each second. matching: an aggregate compared with its members. offers:
+    a query by the number of offers. traders: a query over several traders. All take eight minutes. Exit code 1 if a
+    result is out of range. The machine should have no other load.
 
     \b
     jbi bench domains bytes --quick

@@ -32,11 +32,11 @@ class BridgeCommands(NearNames):
 
 @click.group(cls=BridgeCommands, subcommand_metavar="FILE | check FILE")
 def bridge() -> None:
-    """Publish on each of two platforms what is published on the other.
+    """Mirror the objects of two platforms.
 
     \b
     jbi bridge bridge.toml              # until Ctrl-C
-    jbi bridge check bridge.toml        # what it would do
+    jbi bridge check bridge.toml        # what it does
     jbi bridge check bridge.toml --type mil.example.Track
     """
 
@@ -76,12 +76,12 @@ def run(given: _BridgeRun) -> None:
 
 
 class _BridgeCheck(_BridgeRun):
-    type_name: str | None = option("Say what becomes of that type.", "--type", metavar="NAME")
+    type_name: str | None = option("Show what happens to that type.", "--type", metavar="NAME")
 
 
 @command(bridge, _BridgeCheck, short_help="Check the file of a bridge, and show what it does.")
 def check(given: _BridgeCheck) -> None:
-    """Check the file of a bridge, and show what it does; nobody is connected to.
+    """Check the file of a bridge, and show what it does, without a connection.
 
     \b
     jbi bridge check bridge.toml

@@ -58,8 +58,8 @@ def certs() -> None:
 
 class _Init(_SigningKey, first=True):
     folder: Path = argument(type=click.Path(path_type=Path), default=FOLDER)
-    name: str = option("What the deployment is called.", shown="jbi-pubsub")
-    days: int = option("How long it is good; ten years if not given.", type=click.IntRange(1, 3652), default=3652)
+    name: str = option("Name of the deployment.", shown="jbi-pubsub")
+    days: int = option("Validity in days; default ten years.", type=click.IntRange(1, 3652), default=3652)
 
 
 @command(certs, _Init)
@@ -81,18 +81,18 @@ def init(given: _Init) -> None:
 class _Issue(_SigningKey, _Authority, JsonArguments, first=True):
     name: str = argument()
     role: str | None = option("Default: a server if it has an address.", type=click.Choice(("server", "client")))
-    addresses: tuple[str, ...] = repeated("Where it is reached; repeatable.", "--address", metavar="HOST")
-    days: int = option("How long it is good.", type=click.IntRange(1, 3652), shown=90)
+    addresses: tuple[str, ...] = repeated("Address of the server; repeatable.", "--address", metavar="HOST")
+    days: int = option("Validity in days.", type=click.IntRange(1, 3652), shown=90)
 
 
 @command(certs, _Issue)
 def issue(given: _Issue) -> None:
-    """Issue a certificate for the party NAME: a folder with all that it needs.
+    """Issue a certificate for the party NAME: a folder with certificate, key and authority.
 
     \b
     jbi certs issue alpha --address 10.0.0.1 --address alpha.example.org   # a server
     jbi certs issue anna@example.org                                       # a client
-    jbi certs issue sensor-7 --role server                                 # serves, found by the lookup service alone
+    jbi certs issue sensor-7 --role server                                 # a server found only by the lookup service
     """
     with given.opened() as authority:
         made = authority.issue(
@@ -113,12 +113,12 @@ def issue(given: _Issue) -> None:
 
 
 class _CertsList(_Authority, JsonArguments, first=True):
-    everything: bool = flag("Also what was renewed or replaced.", "--all")
+    everything: bool = flag("Also renewed and replaced ones.", "--all")
 
 
 @command(certs, _CertsList, "list")
 def list_(given: _CertsList) -> None:
-    """List what was issued, the latest of each name.
+    """List the issued certificates, the latest of each name.
 
     \b
     jbi certs list
@@ -144,18 +144,18 @@ def list_(given: _CertsList) -> None:
 
 class _Renew(_SigningKey, _Authority, first=True):
     names: tuple[str, ...] = argument(metavar="[NAME]...", nargs=-1)
-    everything: bool = flag("All that are not revoked.", "--all")
+    everything: bool = flag("All except revoked ones.", "--all")
     expiring: bool = flag("Those that end soon, or have ended.")
-    days: int | None = option("How long they are good; default as long as before.", type=click.IntRange(1, 3652))
+    days: int | None = option("Validity in days; default as before.", type=click.IntRange(1, 3652))
 
 
 @command(certs, _Renew)
 def renew(given: _Renew) -> None:
-    """Renew certificates for the same keys. Who uses them takes them without a restart.
+    """Renew certificates for the same keys. Running processes use them without a restart.
 
     \b
     jbi certs renew alpha
-    jbi certs renew --expiring          # by a timer; nothing to do is no error
+    jbi certs renew --expiring          # by a timer; no error if there are none
     """
     if bool(given.names) + given.everything + given.expiring != 1:
         raise click.UsageError("Renew which? Give names, or --all, or --expiring.")
@@ -179,7 +179,7 @@ class _Revoke(_SigningKey, _Authority):
 
 @command(certs, _Revoke)
 def revoke(given: _Revoke) -> None:
-    """Revoke the key of a party: no process with the new list accepts it any more.
+    """Revoke the key of a party. Processes with the new list refuse it.
 
     \b
     jbi certs revoke bravo

@@ -27,13 +27,13 @@ COLUMNS = ("opened", "published", "received", "lost", "result", "refused", "fail
 
 class _Client(JsonArguments):
     file: Path = argument(type=FILE)
-    log_file: Path | None = option("Write each event there, a JSON line each.", "--log", type=FILE)
-    only_check: bool = flag("Check the script; nobody is connected to.", "--check")
+    log_file: Path | None = option("Write a JSON line for each event to this file.", "--log", type=FILE)
+    only_check: bool = flag("Check the script, without a connection.", "--check")
 
 
 @command(None, _Client)
 def client(given: _Client) -> int:
-    """Publish, subscribe and ask as a script says, and count what came of it.
+    """Publish, subscribe and query as a script says, and count the results.
 
     Exit code 1: something is not as the script expects.
 

@@ -55,21 +55,23 @@ MATCHED_SECONDS: Final = 1.0
 DELEGATES_ASKED: Final = 16
 
 TEMPLATE: Final = option("Metadata document; its invariant values must be equal.", type=EXISTING_FILE)
-TYPE_NAME: Final = option("Information object type; the last part of its name will do.", "--type", default="")
-VERSION: Final = option("Version of the type; default: every one.", default="")
-SINCE: Final = option("Published then or later: 2h (ago), 2026-11-01T00:00Z.", metavar="TIME")
-UNTIL: Final = option("Published then or earlier.", metavar="TIME")
+TYPE_NAME: Final = option("Information object type; the last part of its name is enough.", "--type", default="")
+VERSION: Final = option("Version of the type; default: all.", default="")
+SINCE: Final = option("Published at that time or later: 2h (ago), 2026-11-01T00:00Z.", metavar="TIME")
+UNTIL: Final = option("Published at that time or earlier.", metavar="TIME")
 
 
 class Predicates(Arguments):
     """Expressions over metadata and payloads, of objects that come and of those that are kept."""
 
     predicate: str = PREDICATE
-    language: str = option("Of the predicate: xpath, or tcl, the trader's, over structured events.", shown="xpath")
-    combined: bool = flag("Ask the predicate of og:metadata, the platform's with the publisher's in it.")
+    language: str = option(
+        "Language of the predicate: xpath, or tcl (the trader's) for structured events.", shown="xpath"
+    )
+    combined: bool = flag("Evaluate the predicate on og:metadata, the platform's data with the metadata.")
     payload_filter: str = option("XPath over an XML payload.", "--filter", default="")
     unfiltered: Any = option(
-        "With --filter: what becomes of XML beyond what is filtered; default withhold, and told as lost.",
+        "With --filter: for XML that can't be filtered; default withhold, and tell it as lost.",
         type=click.Choice(["withhold", "deliver"]),
     )
     namespaces: tuple[str, ...] = repeated("Prefix in the XPaths; repeatable.", "--namespace", metavar="PREFIX=URI")
@@ -98,19 +100,19 @@ class _SubscribeTemplate(Arguments):
 class _Subscribe(Predicates, _SubscribeTemplate, JsonArguments):
     recipients: tuple[str, ...] = repeated("Deliver by e-mail; repeatable.", "--email", metavar="ADDRESS")
     digest: float | None = option(
-        "With --email: gather, many in one mail.", type=click.FloatRange(0), metavar="SECONDS"
+        "With --email: gather objects in one mail.", type=click.FloatRange(0), metavar="SECONDS"
     )
-    policy: Any = option("When the queue is full.", type=click.Choice(["drop_oldest", "drop_newest", "block"]))
-    bound: int | None = option("Objects that may wait.", type=click.IntRange(1))
+    policy: Any = option("Action when the queue is full.", type=click.Choice(["drop_oldest", "drop_newest", "block"]))
+    bound: int | None = option("Capacity of the queue.", type=click.IntRange(1))
     start: str | None = option(
-        "Begin there: all, last, a time (2h, 2026-11-01T00:00Z), a place.", "--from", metavar="WHERE"
+        "Begin of the subscription: all, last, a time (2h, 2026-11-01T00:00Z), a place.", "--from", metavar="WHERE"
     )
     durable: str | None = option(
-        "Go on where this name was, the next time, whatever has come meanwhile.", metavar="NAME"
+        "Name of a durable subscription; the next time it continues at its position.", metavar="NAME"
     )
     count: int | None = COUNT
     timeout: float | None = TIMEOUT
-    out: Path | None = option("Write metadata and payloads here.", type=FOLDER, callback=try_folder)
+    out: Path | None = option("Folder for metadata and payloads.", type=FOLDER, callback=try_folder)
     wishes: tuple[str, ...] = WISH
 
 
@@ -118,8 +120,8 @@ class _Subscribe(Predicates, _SubscribeTemplate, JsonArguments):
 def subscribe(given: _Subscribe) -> int:
     """Subscribe and show what arrives, or have it sent by e-mail.
 
-    An e-mail subscription goes on after this command has ended, until it is cancelled with `jbi subscriptions cancel`
-    or its lease runs out ([lease] mail). Exit code 1: fewer objects than --count came within --timeout.
+    An e-mail subscription continues after the end of this command, until it is cancelled with `jbi subscriptions
+    cancel` or its lease expires ([lease] mail). Exit code 1: fewer objects than --count came within --timeout.
 
     \b
     jbi subscribe --type mil.af.rl.jbi.Intel_Imagery

@@ -17,7 +17,7 @@ from jbi_pubsub.spark.cluster import check_master, submit_command
 from .options import Arguments, flag, option, repeated
 from .settings import try_folder
 
-RESUME: Final = flag("Go on from the stages that an interrupted run has finished.")
+RESUME: Final = flag("Continue after the stages that an interrupted run has finished.")
 
 
 class _ResultFolder(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in some releases of click

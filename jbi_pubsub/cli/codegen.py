@@ -73,7 +73,7 @@ def split_option(form: str, *, at_last: bool) -> Callable[[click.Context, click.
     return split
 
 
-ROOT: Final = option("Document element, when the schema declares several.", default="")
+ROOT: Final = option("Document element, if the schema declares several.", default="")
 LOCATIONS: Final = repeated(
     "Local copy of a document, or folder of copies for the beginning of addresses; repeatable.",
     callback=split_option("ADDRESS=PATH", at_last=True),
@@ -87,9 +87,7 @@ class _CodegenSource(Arguments):
     schema: Path = argument(type=EXISTING_FILE)
     root: str = ROOT
     locations: _Pairs = LOCATIONS
-    within: Path | None = option(
-        "Folder that all documents lie in; default the one above the schema's.", type=EXISTING_FOLDER
-    )
+    within: Path | None = option("Folder of all documents; default: the parent of the schema's.", type=EXISTING_FOLDER)
 
     def bundle(self, **own: Any) -> SchemaBundle:
         """The schema's bundle."""
@@ -100,7 +98,7 @@ class _CodegenType(_CodegenSource):
     """A schema with its marks and the name of its type."""
 
     marks: Path | None = MARKS
-    type_name: str = option("Type name, when the schema does not give the right one.", default="")
+    type_name: str = option("Type name, if the schema does not give it.", default="")
 
     def bundle(self, **own: Any) -> SchemaBundle:
         """The schema's bundle, with the marks and the name."""
@@ -114,10 +112,10 @@ def bundle_of(schema: Path, within: Path | None = None, locations: _Pairs = (), 
 
 
 class _CodegenGenerate(_CodegenType):
-    xsl: Path | None = option("Your stylesheet instead of the shipped one.", type=EXISTING_FILE)
-    dictionary: bool = flag("The shipped Markdown data dictionary instead of Python.")
+    xsl: Path | None = option("Another stylesheet.", type=EXISTING_FILE)
+    dictionary: bool = flag("A Markdown data dictionary instead of Python.")
     output: Path | None = option("File to write; default stdout.", "-o", "--output", type=FILE, callback=try_file)
-    check: bool = flag("Write nothing: exit 1 with a diff if the file is stale.")
+    check: bool = flag("Write nothing; exit 1 with a diff if the file is not up to date.")
     dump_model: bool = flag("Show the XML that stylesheets transform.")
 
 
@@ -152,7 +150,7 @@ class _CodegenMarks(_CodegenSource):
 
 @command(codegen, _CodegenMarks)
 def marks(given: _CodegenMarks) -> None:
-    """Propose a marks file: from samples, what is constant in all of them."""
+    """Draft a marks file from samples: the elements that are equal in all of them."""
     from jbi_pubsub.codegen.drafting import draft_marks
 
     documents = [parse_metadata(path.read_bytes(), what=str(path)) for path in (*given.samples, *given.more)]

@@ -20,10 +20,10 @@ from .show import Column, Table, console, counted, drawn, terminal_width
 class _Demo(JsonArguments):
     name: str | None = argument(required=False)
     listed: bool = flag("List the examples.", "--list")
-    quick: bool = flag("An example with less of everything.")
-    output: Path | None = option("For the file that an example writes.", type=FILE)
-    keep: bool = flag("Leave everything running, publishing on, until Ctrl-C.")
-    as_json: bool = flag("Only the summary, machine-readable.", "--json")
+    quick: bool = flag("A short run of an example.")
+    output: Path | None = option("File that an example writes.", type=FILE)
+    keep: bool = flag("Keep running and publishing until Ctrl-C.")
+    as_json: bool = flag("Machine-readable summary only.", "--json")
 
 
 @command(None, _Demo)
@@ -32,7 +32,7 @@ def demo(given: _Demo) -> int:
 
     Without a name: starts a lookup service, two delegates, three publishers and nine subscribers as separate
     processes, and an SMTP sink; publishes the imagery and target lists of the paper and real CAP alerts. Exit code 0 if
-    all counts are right; of an example, if what it promises came true.
+    all counts are right; of an example, if its result is right.
 
     \b
     jbi demo

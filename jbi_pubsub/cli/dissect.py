@@ -29,11 +29,11 @@ KINDS: Final = (
 
 class _Dissect(JsonArguments):
     file: Path = argument(type=FILE)
-    kinds: tuple[str, ...] = repeated("Of that kind alone; repeatable.", "--kind", type=click.Choice(KINDS))
-    malformed: bool = flag("Malformed ones alone.")
-    count: int | None = option("Show so many at most; all are counted.", "-n", "--count", type=click.IntRange(0))
-    key: Path | None = option("File with the secret of the network: sealed ones are opened.", type=FILE)
-    statistics: bool = flag("Counts alone.")
+    kinds: tuple[str, ...] = repeated("Only that kind; repeatable.", "--kind", type=click.Choice(KINDS))
+    malformed: bool = flag("Only malformed ones.")
+    count: int | None = option("Show at most that many; all are counted.", "-n", "--count", type=click.IntRange(0))
+    key: Path | None = option("File with the secret of the network, to decrypt.", type=FILE)
+    statistics: bool = flag("Only counts.")
     explain: int | None = option("Explain the bytes of that packet.", metavar="NUMBER", type=click.IntRange(1))
 
 
@@ -41,9 +41,8 @@ class _Dissect(JsonArguments):
 def dissect(given: _Dissect) -> None:
     """Read a capture (pcap, pcapng; - for stdin) of the datagrams between nodes, and count them.
 
-    Each datagram is a line: its fields, and the body of each message that it completes, put together and decompressed.
-    Of sealed ones only the header can be read without the network's key. Numbers are those of the capture, as other
-    programs show them.
+    Each datagram is a line: its fields, and the body of each message that it completes, assembled and decompressed.
+    Without the network's key only the header of encrypted ones is readable. Packet numbers are those of the capture.
 
     \b
     tcpdump -i lo -w nodes.pcap udp

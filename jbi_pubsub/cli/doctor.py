@@ -40,13 +40,13 @@ class _Doctor(JsonArguments):
 
 @command(None, _Doctor)
 def doctor(given: _Doctor) -> int:
-    """Check this machine, the configuration and the servers found, and say what to do.
+    """Check this machine, the configuration and the servers, and show corrections.
 
-    Exit code 0 when nothing fails, else 1. It needs no server and changes nothing.
+    Exit code 0 if nothing fails, otherwise 1. It needs no server and changes nothing.
 
     \b
     jbi doctor                        # everything, 10 s at most
-    jbi doctor ports tls              # these alone
+    jbi doctor ports tls              # only these
     jbi --config site.toml doctor --strict --json
     """
     for name in given.checks:

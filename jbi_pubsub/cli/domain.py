@@ -34,7 +34,7 @@ _COLUMNS: Final = {
 
 @click.group(cls=NearNames)
 def domain() -> None:
-    """Look at a domain: what is found by the same lookup services.
+    """Show a domain: the services in the same lookup services.
 
     \b
     jbi domain status
@@ -43,8 +43,8 @@ def domain() -> None:
 
 @command(domain, TableArguments)
 def status(given: TableArguments) -> None:
-    """Show the servers of a domain, what is offered in it, and its links to other domains: for whom objects are brought
-    by them, and how many copies of these that saves.
+    """Show the servers and offers of a domain, and its links to other domains: the subscribers of their objects, and
+    the copies that they save.
 
     \b
     jbi domain status

@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 class _Emulate(JsonArguments):
     file: Path = argument(type=FILE)
-    check: bool = flag("Show who is where, and what comes to it is like; nothing runs.")
-    seed: int | None = option("Another seed than the file's: other datagrams are lost.", type=click.IntRange(0))
-    seconds: float | None = option("End after so many seconds.", type=click.FloatRange(0))
-    every: float = option("Say after so many seconds each what has passed.", type=click.FloatRange(0.1), shown=10.0)
+    check: bool = flag("Show the members and their networks, without running.")
+    seed: int | None = option("Seed for the losses; default: the file's.", type=click.IntRange(0))
+    seconds: float | None = option("End after that many seconds.", type=click.FloatRange(0))
+    every: float = option("Seconds between two reports.", type=click.FloatRange(0.1), shown=10.0)
 
 
 @command(None, _Emulate)
 def emulate(given: _Emulate) -> None:
     """Emulate networks between nodes of this machine, as a file says, until SIGTERM or Ctrl-C.
 
-    Each node has a multicast group or UDP port of its own on each network; the emulator passes datagrams from each to
-    all others, and has a rate, losses, delays, an order, copies, outages and a script of changes. `--check` shows the
+    Each node has a multicast group or UDP port of its own on each network. The emulator forwards datagrams to all
+    others, with a rate, losses, delays, reordering, duplicates, outages and a script of changes. `--check` shows the
     settings of each node's network.
 
     \b

@@ -37,17 +37,16 @@ class _Explain(JsonArguments):
     uid: str = argument()
     metadata: Path | None = option("Metadata of the object.", type=EXISTING_FILE)
     payload: Path | None = option("Its payload.", type=EXISTING_FILE)
-    object_id: str | None = option("Or the id of an object published some seconds ago.", "--object")
+    object_id: str | None = option("Id of a recent object, instead of --metadata.", "--object")
 
 
 @command(None, _Explain)
 def explain(given: _Explain) -> None:
-    """Say why an object would be delivered to a subscription, or not.
+    """Explain why an object would be delivered to a subscription, or not.
 
-    The beginning of the subscription's id will do. Shown are, for each server that has it: whether the document is one
-    of the registered type with the registered invariants, whether the template matches, each condition of the predicate
-    with the values found, what the filter selects, what waits for the subscriber, and what policies have
-    decided for it.
+    The begin of the subscription's id is enough. For each server that has it, it shows whether the document has the
+    registered type and invariants, whether the template matches, each condition of the predicate with the values found,
+    the filter's selection, the objects that wait for the subscriber, and the decisions of policies.
 
     \b
     jbi explain subscription-... --metadata fig1.xml

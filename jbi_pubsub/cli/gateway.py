@@ -17,13 +17,13 @@ from .servers import ServerEnd, serve_until, tell_ready
 class _Gateway(JsonArguments):
     host: str | None = option("Address to listen on; default 127.0.0.1. Beyond loopback it needs [tls] and a token.")
     port: int | None = option("Port to listen on; default 8170, 0 takes a free one.", type=click.IntRange(0, 65535))
-    token: str | None = option("File with the secret that clients send; made when it is missing.", metavar="FILE")
+    token: str | None = option("File with the secret that clients send; made if it is missing.", metavar="FILE")
     document: bool = flag("Print the OpenAPI document and end.")
 
 
 @command(None, _Gateway)
 def gateway(given: _Gateway) -> int:
-    """Serve clients in any language over HTTP: publish, subscribe, query, the Common API. Ctrl-C ends.
+    """Serve clients in any language over HTTP: publish, subscribe, query, Common API. Ctrl-C ends.
 
     \b
     jbi gateway                            # http://127.0.0.1:8170

@@ -29,16 +29,19 @@ def hla() -> None:
 
 
 class _HlaServe(JsonArguments):
-    federation: str | None = option("A federation execution to serve from the start.", metavar="NAME")
+    federation: str | None = option("Federation execution to create at the start.", metavar="NAME")
     modules: tuple[Path, ...] = repeated(
-        "A module of its object model, in OMT XML; give it again for more.", "--fom", metavar="FILE", type=FILE
+        "Module of its object model, in OMT XML; repeatable.", "--fom", metavar="FILE", type=FILE
     )
-    saves: Path | None = option("Keep saves here.", metavar="DIR", type=FOLDER)
+    saves: Path | None = option("Folder for saves.", metavar="DIR", type=FOLDER)
     lease: float = option(
-        "After which a silent federate is resigned.", metavar="SECONDS", type=click.FloatRange(0.5, 3600.0), shown=10.0
+        "Time after which a silent federate is resigned.",
+        metavar="SECONDS",
+        type=click.FloatRange(0.5, 3600.0),
+        shown=10.0,
     )
     one_at_a_time: bool = flag("One synchronization point at a time.")
-    adds: bool = flag("Have services for bridges that the standard does not have.")
+    adds: bool = flag("Offer services for bridges beyond the standard.")
     host: str | None = HOST
     port: int | None = PORT
     metrics_port: int | None = METRICS_PORT
@@ -83,19 +86,21 @@ def serve(given: _HlaServe) -> None:
 class _Link(JsonArguments):
     federation: str = option("The federation execution.", required=True, metavar="NAME")
     locators: tuple[str, ...] = repeated(
-        "A lookup service where it is; give it again for more.", "--at", required=True, metavar="HOST:PORT"
+        "Lookup service in the other place; repeatable.", "--at", required=True, metavar="HOST:PORT"
     )
-    groups: tuple[str, ...] = repeated("A group there; default: those of here.", "--in-group", metavar="GROUP")
-    name: str | None = option("What it is called here; default: the same.", "--as", metavar="NAME")
+    groups: tuple[str, ...] = repeated(
+        "Group in the other place; default: the local ones.", "--in-group", metavar="GROUP"
+    )
+    name: str | None = option("Local name; default: the same.", "--as", metavar="NAME")
     host: str | None = HOST
     port: int | None = PORT
 
 
 @command(hla, _Link, short_help="Have a federation of another place joined here.")
 def link(given: _Link) -> None:
-    """Be a door to a federation of another place: federates here join it as if its RTI were here. Ctrl-C ends.
+    """Connect to a federation in another place: federates here join it as if its RTI were here. Ctrl-C ends.
 
-    Where both places are to have their own object models, or not to see everything: jbi bridge.
+    For places with different object models, or with restrictions, use jbi bridge.
 
     \b
     jbi hla link --federation Air --at 10.0.0.7:4160
@@ -126,29 +131,28 @@ def link(given: _Link) -> None:
 
 class _Explore(JsonArguments):
     sizes: str = option(
-        "How many each federation has; bridges join the federations in a row.",
+        "Number of federates of each federation; bridges join the federations in a row.",
         "--federates",
         metavar="N,N,...",
         shown="2,2",
     )
     bridges: str | None = option("Bridges between other federations; 0-1,1-2,2-0 is a ring.", metavar="N-N,...")
     file: Path | None = option(
-        "A bridge's file, whose [policy] counts; default: smart.", "--policy", metavar="FILE", type=FILE
+        "A bridge's file with a table [policy]; default: smart.", "--policy", metavar="FILE", type=FILE
     )
-    cells: tuple[str, ...] = repeated("One cell of the policy.", "--set", metavar="PROBLEM=SOLUTION")
+    cells: tuple[str, ...] = repeated("Solution for one problem.", "--set", metavar="PROBLEM=SOLUTION")
     scenario: str | None = option("Scenario to run; `--scenario list` shows all.", metavar="NAME")
-    script: Path | None = option("What happens, in your words.", metavar="FILE", type=FILE)
+    script: Path | None = option("File with a scenario of your own.", metavar="FILE", type=FILE)
     matrix: bool = flag("All problems and solutions.")
     report: Path | None = option("Write a page with charts here.", metavar="DIR", type=FOLDER)
-    most: int = option("Bound.", metavar="STATES", type=click.IntRange(1), shown=2_000_000)
+    most: int = option("Limit of states.", metavar="STATES", type=click.IntRange(1), shown=2_000_000)
 
 
 @command(hla, _Explore, short_help="Try every order in which federations and bridges can act.")
 def explore(given: _Explore) -> int:
-    """Try every order in which federates, RTIs and bridges can act, and tell how it can end.
+    """Try every order in which federates, RTIs and bridges can act, and show all possible ends.
 
-    Ends with exit code 1 where a deadlock, two owners or two different ends can come of it; with --matrix only what is
-    documented to be so may.
+    Exit code 1 if a deadlock, two owners or two different ends are possible; with --matrix, if they are not documented.
 
     \b
     jbi hla explore --scenario save

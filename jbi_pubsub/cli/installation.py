@@ -19,33 +19,31 @@ SYSTEMCTL_SECONDS: Final = 60.0
 
 
 class _Service(Arguments):
-    system: bool = option("A service of the system, or yours (the default).", "--system/--user", default=False)
+    system: bool = option("Service of the system or of the user (default).", "--system/--user", default=False)
 
 
 class _Install(_Service):
     defaults: bool = flag("Ask nothing.")
-    name: str | None = option("What people call it; default this host's name.")
-    host: str | None = option("Address to listen on; default 127.0.0.1, for clients on this host alone.")
+    name: str | None = option("Name for people; default: this host's name.")
+    host: str | None = option("Address to listen on; default 127.0.0.1, for clients on this host only.")
     port: int | None = option("Port of its lookup service; default 4160.", type=click.IntRange(1, 65535))
-    multicast: bool | None = option(
-        "Whether it is found by mDNS; default not.", "--multicast/--no-multicast", default=None
-    )
+    multicast: bool | None = option("Announce it by mDNS; default: no.", "--multicast/--no-multicast", default=None)
     archive: bool | None = option(
-        "Whether it keeps objects; default yes, with the library.", "--archive/--no-archive", default=None
+        "Keep objects; default: yes, if the library is installed.", "--archive/--no-archive", default=None
     )
     tls: str | None = option("TLS, as the party of that folder (see `jbi certs`).", metavar="FOLDER")
     level: str | None = option(
-        "What is logged; default info.", type=click.Choice(["debug", "info", "warning", "error"])
+        "Lowest level of the log; default info.", type=click.Choice(["debug", "info", "warning", "error"])
     )
-    start: bool = option("Whether systemd is told to start it, now and each time.", "--start/--no-start", default=True)
+    start: bool = option("Start it now and at each boot.", "--start/--no-start", default=True)
 
 
 @command(None, _Install)
 def install(given: _Install) -> None:
     """Install a node as a service, and start it.
 
-    That is its configuration and a unit of systemd. What is not given is asked, or with --defaults taken. A
-    configuration that is there stays as it is.
+    The service is a configuration and a systemd unit. The command asks for missing values, or takes defaults with
+    --defaults. It does not change an existing configuration.
 
     \b
     jbi node install --defaults
@@ -94,15 +92,15 @@ QUESTIONS: Final = {
 
 
 class _Uninstall(_Service):
-    purge: bool = flag("Remove what it has kept as well: identity, types, archive.")
-    stop: bool = option("Whether systemd is told to stop it.", "--stop/--no-stop", default=True)
+    purge: bool = flag("Remove its data as well: identity, types, archive.")
+    stop: bool = option("Stop it.", "--stop/--no-stop", default=True)
 
 
 @command(None, _Uninstall)
 def uninstall(given: _Uninstall) -> None:
     """Remove the service of a node.
 
-    What it has kept stays, unless it is to go.
+    Its data stay, except with --purge.
 
     \b
     jbi node uninstall

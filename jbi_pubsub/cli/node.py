@@ -47,7 +47,7 @@ def node() -> None:
     jbi node start                # until Ctrl-C
     jbi node start --detach       # in the background
     jbi node status
-    jbi node clients              # who is connected; `sequences`: what they publish and subscribe to
+    jbi node clients              # connected clients; `sequences`: their registrations and subscriptions
     jbi node peers                # other nodes, with [network.NAME]; `networks`: their links
     jbi node log --follow
     jbi node stop
@@ -67,7 +67,7 @@ def started(settings: CommandSettings, **own: object) -> Config:
 
 
 class _NodeFolder(Arguments):
-    folder: Path | None = option("The node's folder; default [node] folder.", type=FOLDER)
+    folder: Path | None = option("Folder of the node; default: [node] folder.", type=FOLDER)
 
     def running(self) -> tuple[Path, NodeProcess]:
         """The folder and the node that runs there. Raises StorageError."""
@@ -86,7 +86,7 @@ class _NodeFolder(Arguments):
 
 
 class _NodePlace(_NodeFolder):
-    at: str | None = option("A node elsewhere, by its address.", metavar="HOST:PORT")
+    at: str | None = option("Address of another node.", metavar="HOST:PORT")
 
     @contextmanager
     def calls(self) -> Iterator[NodeProxy]:
@@ -109,7 +109,7 @@ class _NodeShow(_NodePlace, JsonArguments):
 
 
 class _Start(_NodeFolder, JsonArguments):
-    name: str | None = option("What people call it; default [node] name.")
+    name: str | None = option("Name for people; default: [node] name.")
     port: int | None = option(
         "Port of its lookup service; default 4160, 0 any free one.", type=click.IntRange(0, 65535)
     )
@@ -237,7 +237,7 @@ class _Stop(_NodeFolder):
 
 @command(node, _Stop)
 def stop(given: _Stop) -> None:
-    """Stop the node of a folder in order, and wait until it has.
+    """Stop the node of a folder, and wait for its end.
 
     \b
     jbi node stop
@@ -257,7 +257,7 @@ def stop(given: _Stop) -> None:
 
 @command(node, _NodeShow)
 def status(given: _NodeShow) -> None:
-    """Show what the node of a folder is and does, or one elsewhere. Exit code 1: none runs there.
+    """Show the status of a node, by its folder or address. Exit code 1: it does not run.
 
     \b
     jbi node status
@@ -308,7 +308,7 @@ def _status(config: Config, at: str) -> dict[str, Any]:
 
 @command(node, _NodeShow)
 def details(given: _NodeShow) -> None:
-    """Show what clients may know of a node: id, addresses, limits.
+    """Show the public data of a node: id, addresses, limits.
 
     \b
     jbi node details
@@ -331,7 +331,7 @@ def _plain(fact: object) -> str:
 
 @command(node, _NodeShow)
 def clients(given: _NodeShow) -> None:
-    """List who is connected.
+    """List the connected clients.
 
     \b
     jbi node clients
@@ -344,7 +344,7 @@ def clients(given: _NodeShow) -> None:
 
 @command(node, _NodeShow)
 def networks(given: _NodeShow) -> None:
-    """List the networks of a node, and what went over them.
+    """List the networks of a node, with their traffic.
 
     \b
     jbi node networks
@@ -379,7 +379,7 @@ def peers(given: _NodeShow) -> None:
 
 @command(node, _NodeShow)
 def sequences(given: _NodeShow) -> None:
-    """List registrations and subscriptions, with what came of them.
+    """List registrations and subscriptions, with their counters.
 
     \b
     jbi node sequences
@@ -407,10 +407,11 @@ class _Snoop(_NodeShow):
 
 @command(node, _Snoop)
 def snoop(given: _Snoop) -> int:
-    """Look on at a registration or a subscription.
+    """Show the objects of a registration or a subscription.
 
-    It is a subscription of one's own, with the right to it: by the type of that registration, or the type and the
-    predicate of that subscription; its template may say more, which is told then. For administrators.
+    The command makes a subscription by the type of the registration, or by the type and the predicate of the
+    subscription. It needs the right to subscribe and to administer. If the subscription has a template as well, the
+    command says so.
 
     \b
     jbi node sequences
@@ -448,14 +449,14 @@ def _named(found: dict[str, Any], sequence: str) -> str:
 
 
 class _Log(_NodePlace):
-    lines: int = option("How many of the last.", type=click.IntRange(1, 1000), shown=20)
-    follow: bool = flag("Go on with those that come, until Ctrl-C.")
-    level: str | None = option("Log this from now on.", type=click.Choice(["debug", "info", "warning", "error"]))
+    lines: int = option("Number of last lines.", type=click.IntRange(1, 1000), shown=20)
+    follow: bool = flag("Continue with new lines, until Ctrl-C.")
+    level: str | None = option("New level of the log.", type=click.Choice(["debug", "info", "warning", "error"]))
 
 
 @command(node, _Log, "log")
 def log_(given: _Log) -> None:
-    """Show a node's log, or change what is logged while it runs.
+    """Show a node's log, or change its level.
 
     \b
     jbi node log
@@ -486,8 +487,8 @@ class _NodeSet(_NodePlace):
 def set_(given: _NodeSet) -> None:
     """Change a setting of a node while it runs.
 
-    It holds until the node is started again. Settings of [log] but for its file, and node.statistics_seconds; others
-    are taken when it starts.
+    The change is valid until the node's restart. Possible are the settings of [log] except its file, and
+    node.statistics_seconds.
 
     \b
     jbi node set log.level debug
@@ -504,9 +505,9 @@ class _Shutdown(_NodePlace):
 
 @command(node, _Shutdown)
 def shutdown(given: _Shutdown) -> None:
-    """Shut a node down in order, also one elsewhere.
+    """Shut down a node, also on another host.
 
-    Its clients are told.
+    It tells its clients.
 
     \b
     jbi node shutdown --at 10.0.0.7:4170

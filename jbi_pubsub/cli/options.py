@@ -2,7 +2,7 @@
 
     class _Tail(JsonArguments):
         type_name: str = option("Of that type alone.", "--type", default="")
-        lines: int = option("So many of before.", "-n", "--lines", shown=10)
+        lines: int = option("Number of objects from before.", "-n", "--lines", shown=10)
 
     @command(archive, _Tail)
     def tail(given: _Tail) -> None: ...
@@ -73,8 +73,8 @@ def argument(**attributes: Any) -> Any:
 HOST: Final = option("Address to listen on; default 127.0.0.1.")
 PORT: Final = option("Port to listen on; default any free one.", type=click.IntRange(0, 65535))
 METRICS_PORT: Final = option("Prometheus metrics; -1 for none, 0 any port.", type=click.IntRange(-1, 65535))
-COUNT: Final = option("Stop after so many objects.", type=click.IntRange(1))
-TIMEOUT: Final = option("Stop when no object has come for so many seconds.", type=click.FloatRange(0))
+COUNT: Final = option("Stop after that many objects.", type=click.IntRange(1))
+TIMEOUT: Final = option("Stop when no object has come for that many seconds.", type=click.FloatRange(0))
 PREDICATE: Final = option("XPath over the metadata.", default="")
 SCHEMA: Final = option("XML Schema of the template.", type=EXISTING_FILE)
 MARKS: Final = option("Marks file, for a schema without marks.", type=EXISTING_FILE)
@@ -127,7 +127,7 @@ class JsonArguments(Arguments):
 class TableArguments(JsonArguments):
     """Base for commands whose tables may be wider than a terminal."""
 
-    wide: bool = flag("All columns, nothing cut.")
+    wide: bool = flag("All columns, not shortened.")
     columns: str = option("These columns, in this order.", metavar="NAME,...", default="")
 
     def view(self, known: Iterable[Sequence[Column]]) -> View:

@@ -58,9 +58,9 @@ class _PolicyFile(JsonArguments):
 
 @command(policy, _PolicyFile)
 def check(given: _PolicyFile) -> int:
-    """Say what is wrong with a policy file, as compilers do; without FILE, with the configured one.
+    """Check a policy file, with messages like a compiler; without FILE, the configured one.
 
-    Ends with 0 if it can be used, whatever the warnings, with 2 if it can't.
+    Exit code 0 if it can be used, also with warnings; otherwise 2.
 
     \b
     jbi policy check policy.toml
@@ -127,13 +127,13 @@ class _PolicyQuestion(Arguments):
     action: str = option(f"One of {', '.join(ACTIONS)}.", default="", metavar="ACTION")
     type_name: str = option("Information object type.", "--type", default="")
     version: str = option("Its version.", default="")
-    address: str = option("Where the connection comes from.", shown="127.0.0.1")
-    client: str = option("What the application calls itself.", default="")
-    component: str = option('At whom: "name@location", "lookup" or "peer".', default="")
-    domain: str = option("Domain that mail is for.", "--recipient", default="")
+    address: str = option("Address of the client.", shown="127.0.0.1")
+    client: str = option("Name of the application.", default="")
+    component: str = option('Server: "name@location", "lookup" or "peer".', default="")
+    domain: str = option("Domain of the e-mail address.", "--recipient", default="")
     role: str = option("Role that the client claims; a role in the file takes precedence.", default="")
     delivery: str = option("How a subscription gets objects: queue or mail.", shown="queue")
-    attributes: tuple[str, ...] = repeated("Attribute of the contract.", "--attribute", metavar="NAME=VALUE")
+    attributes: tuple[str, ...] = repeated("Attribute of the client's request.", "--attribute", metavar="NAME=VALUE")
 
     def check(self) -> None:
         """Raises ConfigurationError."""
@@ -155,7 +155,7 @@ class _PolicyExplain(_PolicyQuestion, JsonArguments):
     resources: tuple[str, ...] = repeated("Suppose cpu, loss, queue, ... .", "--resource", metavar="NAME=VALUE")
     uid: str | None = option("With --at: an active subscription or registration.", "--subscription", metavar="UID")
     file: Path | None = CONFIGURED
-    at: str | None = option("Ask a running server instead; you must be its administrator.", metavar="HOST:PORT")
+    at: str | None = option("Ask a running server; you must be its administrator.", metavar="HOST:PORT")
 
     def answer(self) -> dict[str, Any]:
         """The decision by a server's rules, or by those of a file. Raises ConfigurationError, PolicyError."""
@@ -183,10 +183,10 @@ class _PolicyExplain(_PolicyQuestion, JsonArguments):
 
 @command(policy, _PolicyExplain)
 def explain(given: _PolicyExplain) -> int:
-    """Say whether somebody may do something, by which rule, and why others do not apply; and of what opens a contract
-    what importance and preferences it gets, from which policy, and why not from others.
+    """Explain whether a client may do something, by which rule, and why other rules do not apply. For registrations and
+    subscriptions also explain importance and preferences, and the policies that they come from.
 
-    Ends with 0 if it is allowed, with 1 if it is refused.
+    Exit code 0 if it is allowed, 1 if it is denied.
 
     \b
     jbi policy explain --user alice --action subscribe --type intel.Report
@@ -218,9 +218,9 @@ class _PolicyDiff(JsonArguments):
 
 @command(policy, _PolicyDiff)
 def diff(given: _PolicyDiff) -> int:
-    """Say what differs between two policy files, whatever the order of their rules and policies.
+    """Show the differences of two policy files; the order of rules and policies does not count.
 
-    Ends with 0 if they say the same, with 1 if not.
+    Exit code 0 if they are equal, otherwise 1.
 
     \b
     jbi policy diff policy.toml policy.new
@@ -253,7 +253,7 @@ class _PolicyNew(Arguments):
 
 @command(policy, _PolicyNew)
 def new(given: _PolicyNew) -> None:
-    """Write a policy behind what FILE says, if all of it can be used then; without KEY=VALUE, ask for them.
+    """Append a policy to FILE, if the result is valid; without KEY=VALUE, ask for them.
 
     \b
     jbi policy new policy.toml name=tracks type=blue_force_tracking importance=4 preference=BFTrack

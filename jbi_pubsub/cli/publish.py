@@ -36,11 +36,13 @@ class _PublishFiles(Arguments):
     invariants: Path | None = option("Invariant metadata; default: the first metadata file.", type=EXISTING_FILE)
     metadata: tuple[Path, ...] = repeated("Metadata; repeatable.", type=EXISTING_FILE, required=True)
     payload: tuple[Path, ...] = repeated("Payload, one for each --metadata, or for all.", type=EXISTING_FILE)
-    delegate: tuple[str, str] | None = option("Characteristics; '' is a wildcard.", nargs=2, metavar="NAME LOCATION")
+    delegate: tuple[str, str] | None = option(
+        "Name and location of the delegate; '' is a wildcard.", nargs=2, metavar="NAME LOCATION"
+    )
     peer: bool = flag("Publish peer to peer, without a delegate.")
-    type_name: str = option("Type name, when the schema does not give the right one, or is not given.", default="")
+    type_name: str = option("Type name, if the schema does not give it.", default="")
     type_version: str = option("Version of the type; default 1.0.", default="")
-    untyped: bool = flag("Any well-formed metadata, of a type that nobody has a schema of.")
+    untyped: bool = flag("Publish any well-formed metadata, for a type without a schema.")
 
     def check(self) -> None:
         """Raises ConfigurationError, MetadataError before anybody is looked for."""
@@ -70,24 +72,24 @@ class _PublishFiles(Arguments):
 
 class _Publish(_PublishFiles, JsonArguments):
     expiration: float | None = option(
-        "Give up what waits longer; 0: never.", type=click.FloatRange(0), metavar="SECONDS"
+        "Drop objects that wait longer; 0: never.", type=click.FloatRange(0), metavar="SECONDS"
     )
     persist: bool | None = option(
-        "Have the objects archived, or not; default: as the delegate's rules say.",
+        "Archive the objects; default: by the delegate's rules.",
         "--persist/--no-persist",
         default=None,
     )
-    count: int = option("Publish everything so often.", type=click.IntRange(1), shown=1)
+    count: int = option("Number of rounds.", type=click.IntRange(1), shown=1)
     interval: float = option("Seconds between two rounds.", type=click.FloatRange(0), default=0.0)
     subscribers: int = option(
-        f"Wait up to {SUBSCRIBERS_SECONDS:g} s until so many subscriptions match.", type=click.IntRange(0), default=0
+        f"Wait up to {SUBSCRIBERS_SECONDS:g} s until that many subscriptions match.", type=click.IntRange(0), default=0
     )
     wishes: tuple[str, ...] = WISH
 
 
 @command(None, _Publish)
 def publish(given: _Publish) -> int:
-    """Publish information objects from files. Exit code 1: fewer --subscribers than were waited for, or refused.
+    """Publish information objects from files. Exit code 1: fewer --subscribers than expected, or refused.
 
     With files of the source distribution:
 
@@ -97,7 +99,7 @@ def publish(given: _Publish) -> int:
     jbi publish --peer --schema examples/data/cap/cap12.xsd --marks examples/data/cap/marks.json \\
         --metadata examples/data/cap/canada.xml --count 10 --interval 1
     jbi publish --delegate alpha rome --type-name mil.af.rl.jbi.Intel_Imagery \\
-        --metadata examples/data/intel_imagery/fig1.xml           # by the schema of the type repository
+        --metadata examples/data/intel_imagery/fig1.xml           # with the schema of the type repository
     jbi --node tent-3 publish --type-name mil.af.rl.jbi.Intel_Imagery \\
         --metadata examples/data/intel_imagery/fig1.xml           # at a node
     """

@@ -60,16 +60,16 @@ class _QueryType(Arguments):
 class _Query(Predicates, _QueryType, JsonArguments):
     since: str | None = SINCE
     until: str | None = UNTIL
-    publisher: str | None = option("Published by who goes by that name.", metavar="NAME")
-    at: tuple[str, ...] = repeated("The archive of that delegate alone. Repeatable.", metavar="HOST:PORT")
-    latest_by: str = option("The newest object alone of each key.", metavar="XPATH", default="")
+    publisher: str | None = option("Name of the publisher.", metavar="NAME")
+    at: tuple[str, ...] = repeated("Archive of that delegate only; repeatable.", metavar="HOST:PORT")
+    latest_by: str = option("Only the newest object of each key.", metavar="XPATH", default="")
     newest: bool = flag("The newest first.")
-    limit: int | None = option(f"Results at most; default {SHOWN}.", type=click.IntRange(1))
-    timeout: float | None = option("Seconds that it may take.", type=click.FloatRange(0, min_open=True))
-    count: bool = flag("Say how many there are, and fetch none.")
-    explain: bool = flag("Say how it would be answered, and do not.")
-    save: Path | None = option("Write metadata and payloads here.", type=FOLDER, callback=try_folder, metavar="DIR")
-    follow: bool = flag("Go on with what is published, without a gap.")
+    limit: int | None = option(f"Maximum number of results; default {SHOWN}.", type=click.IntRange(1))
+    timeout: float | None = option("Seconds to wait for the answer.", type=click.FloatRange(0, min_open=True))
+    count: bool = flag("Print the number of results only.")
+    explain: bool = flag("Explain the execution, without executing.")
+    save: Path | None = option("Folder for metadata and payloads.", type=FOLDER, callback=try_folder, metavar="DIR")
+    follow: bool = flag("Continue with new objects, without a gap.")
 
     def check(self) -> None:
         """Raises ConfigurationError for options that don't go together."""
@@ -93,8 +93,8 @@ class _Query(Predicates, _QueryType, JsonArguments):
 
 @command(None, _Query)
 def query(given: _Query) -> None:
-    """Show what archives have of an information object type: the same predicates as of subscriptions, and the same
-    answers. Exit code 1 if an archive did not answer.
+    """Show archived objects of a type, by the predicates of subscriptions and with the same results. Exit code 1 if an
+    archive did not answer.
 
     \b
     jbi query --type Intel_Imagery --since 2h

@@ -45,7 +45,7 @@ class _Lookup(JsonArguments):
     host: str | None = HOST
     port: int | None = option("Port to listen on; default 4160, 0 takes a free one.", type=click.IntRange(0, 65535))
     state: str | None = option("Keep registrations in this file over restarts.", type=click.Path(dir_okay=False))
-    ephemeral: bool = flag("Keep nothing, whatever the configuration says.")
+    ephemeral: bool = flag("Keep nothing, even if the configuration says so.")
     metrics_port: int | None = METRICS_PORT
 
 
@@ -90,14 +90,14 @@ def access_of(config: Config, component: str) -> AccessPolicy | None:
 
 
 @lookup.group(cls=NearNames)
-@click.option("--at", "address", metavar="HOST:PORT", help="Which one; default the configured locator.")
+@click.option("--at", "address", metavar="HOST:PORT", help="Lookup service; default: the configured locator.")
 @pass_settings
 @click.pass_context
 def admin(context: click.Context, settings: CommandSettings, address: str | None) -> None:
     """Administer a running lookup service.
 
     \b
-    jbi lookup admin groups                                   # what it serves
+    jbi lookup admin groups                                   # the groups that it serves
     jbi --locator 10.0.0.7:4160 lookup admin locators add 10.0.0.8:4160
     jbi lookup admin --at 10.0.0.7:4160 port set 4161
     """
@@ -117,7 +117,7 @@ def _administered(locators: tuple[str, ...]) -> str:
 class _RegistrarChange(Arguments):
     action: str = argument(type=click.Choice(("show", "set", "add", "remove")), default="show")
     names: tuple[str, ...] = argument(metavar="[NAME]...", nargs=-1)
-    none: bool = flag("With `set`: none at all.")
+    none: bool = flag("With `set`: none.")
 
     def done(self, what: str, change: Change, put: Put) -> Administered:
         """The state after the action. Raises UsageError."""
@@ -141,7 +141,7 @@ def groups(given: _RegistrarChange) -> None:
     jbi lookup admin groups
     jbi lookup admin groups add lab
     jbi lookup admin groups set lab ""
-    jbi lookup admin groups set --none         nobody finds it any more
+    jbi lookup admin groups set --none         no client finds it
     """
     found = given.done("NAME", RegistrarProxy.change_groups, RegistrarProxy.set_groups)
     click.echo(f"serves {_groups(found.groups)}")
@@ -195,7 +195,7 @@ def _check_set(given: tuple[str, ...], action: str, what: str, none: bool) -> No
 @click.confirmation_option(prompt="Forget all registrations and end this lookup service?")
 @pass_settings
 def destroy(settings: CommandSettings) -> None:
-    """End it for good: all registrations are forgotten."""
+    """End it permanently; all registrations are deleted."""
     with _registrar(settings) as proxy:
         proxy.destroy()
     click.echo("destroyed")
@@ -220,18 +220,18 @@ class _Pad(JsonArguments):
     host: str | None = HOST
     port: int | None = PORT
     state: str | None = option(
-        "Keep e-mail subscriptions here, unsent mail in FILE.mails.", type=click.Path(dir_okay=False)
+        "File for e-mail subscriptions; unsent mail is in FILE.mails.", type=click.Path(dir_okay=False)
     )
-    policy: str | None = option("Manage quality of service by this policy file.", type=click.Path(dir_okay=False))
-    types: str | None = option("Keep a type repository in this folder.", type=click.Path(file_okay=False))
-    archive: str | None = option("Keep what is published in this folder.", type=click.Path(file_okay=False))
+    policy: str | None = option("Policy file for access and quality of service.", type=click.Path(dir_okay=False))
+    types: str | None = option("Folder for a type repository.", type=click.Path(file_okay=False))
+    archive: str | None = option("Folder for an archive.", type=click.Path(file_okay=False))
     drain: float = option("Seconds for deliveries when stopping.", type=float, shown=5.0)
     metrics_port: int | None = METRICS_PORT
 
 
 @command(None, _Pad)
 def pad(given: _Pad) -> None:
-    """Run a publisher-adapter delegate, characterised by two strings of your choice.
+    """Run a delegate with a name and a location of your choice.
 
     \b
     jbi pad alpha rome

@@ -32,7 +32,7 @@ class _Services(TableArguments):
     types: tuple[str, ...] = repeated("Service type, for example jbi.PublisherAdapterDelegate.", "--type")
     fields: tuple[str, ...] = repeated("A field of any entry; repeatable.", "--field", metavar="FIELD=VALUE")
     entries: tuple[str, ...] = repeated(
-        "An entry of that class, or one derived from it, with all these values (as in a URL); repeatable.",
+        "Entry of that class or a subclass, with all these values (as in a URL); repeatable.",
         "--entry",
         metavar="CLASS[?FIELD=VALUE&...]",
     )

@@ -42,15 +42,15 @@ class _Simulate(JsonArguments):
         shown="demo",
         metavar="demo|FILE",
     )
-    duration: str | None = option('How long, "10 min"; default that, or as long as FILE is.', metavar="TIME")
+    duration: str | None = option('Duration, "10 min"; default 10 min, or that of FILE.', metavar="TIME")
     said: tuple[str, ...] = repeated(
-        'From then on a key of the file says that; "bandwidth" is what links can carry, whatever policies say.',
+        'Change a key of the file at that time; "bandwidth" is the capacity of the links.',
         "--set",
         metavar="KEY=VALUE@TIME",
     )
-    then: tuple[str, ...] = repeated("From then on another policy file.", metavar="FILE@TIME")
-    judging: str | None = option(f'Judging one object takes that, "{JUDGING * 1e3:g} ms".', metavar="TIME")
-    component: str = option('At whom: "name@location".', shown="alpha@rome")
+    then: tuple[str, ...] = repeated("Change to another policy file at that time.", metavar="FILE@TIME")
+    judging: str | None = option(f'Time to evaluate one object, "{JUDGING * 1e3:g} ms".', metavar="TIME")
+    component: str = option('Server: "name@location".', shown="alpha@rome")
     page: Path | None = option(
         "Write plots and tables to this HTML file.", "--plot", type=FILE, metavar="FILE", callback=_page_file
     )
@@ -58,9 +58,9 @@ class _Simulate(JsonArguments):
 
 @command(None, _Simulate, "simulate")
 def simulated(given: _Simulate) -> None:
-    """Say who would get what under a policy file: shares, delays and losses, on a virtual clock.
+    """Predict shares, delays and losses under a policy file, on a virtual clock.
 
-    The classes that enforce policies run, processes and networks do not. A trace has lines such as
+    The simulation runs the classes that enforce policies, without processes and networks. A trace has lines such as
     {"at": 0.5, "type": "t", "size": 10000} for objects and {"subscriber": "Ops-1", "type": "t"} for subscriptions.
 
     \b

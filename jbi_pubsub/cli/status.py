@@ -143,12 +143,14 @@ _COUNTERS: Final = ("published", "delivered", "mailed", "lookups", "changes", "e
 
 class _StatusArguments(TableArguments):
     addresses: tuple[str, ...] = argument(metavar="[HOST:PORT]...", nargs=-1)
-    watch: bool = flag("Go on, with rates; every second.")
-    every: float | None = option("With --watch: how often.", type=click.FloatRange(0.1, 3600.0), metavar="SECONDS")
-    count: int | None = option("With --watch: end after so many times.", type=click.IntRange(1))
-    subscriptions: bool = flag("Also the subscriptions, those with most in their queues first.")
-    series: str = option("The last seconds of a number of [qos]; * and ? fit more.", metavar="NAME", default="")
-    as_csv: bool = flag("With --series: its points, for table calculations.", "--csv")
+    watch: bool = flag("Refresh every second, with rates.")
+    every: float | None = option(
+        "With --watch: seconds between two refreshes.", type=click.FloatRange(0.1, 3600.0), metavar="SECONDS"
+    )
+    count: int | None = option("With --watch: end after that many refreshes.", type=click.IntRange(1))
+    subscriptions: bool = flag("Also the subscriptions, those with the longest queues first.")
+    series: str = option("Recent values of a measurement of [qos]; * and ? are wildcards.", metavar="NAME", default="")
+    as_csv: bool = flag("With --series: its points, for a spreadsheet.", "--csv")
 
     def check(self) -> None:
         """Raises ConfigurationError for options that don't go together."""
@@ -173,7 +175,7 @@ class _StatusArguments(TableArguments):
 
 @command(None, _StatusArguments)
 def status(given: _StatusArguments) -> int:
-    """Show what lookup services, delegates and peer publishers are doing.
+    """Show the state of lookup services, delegates and peer publishers.
 
     \b
     jbi status                                  # everything that is registered
@@ -181,9 +183,9 @@ def status(given: _StatusArguments) -> int:
     jbi --node tent-3 status                    # a node
     jbi status --watch                          # with rates: objects and events per second
     jbi status --subscriptions 127.0.0.1:40123  # queues and losses of each subscription
-    jbi status --columns published,lost,in/s    # these alone; --wide for all there are
+    jbi status --columns published,lost,in/s    # only these; --wide for all there are
     jbi status --watch --json --every 10        # a line every ten seconds, for scripts
-    jbi status --series 'links.*.used' --csv    # what quality of service measures, second by second
+    jbi status --series 'links.*.used' --csv    # measurements of quality of service, per second
     """
     given.check()
     view = given.view((*_ALL, SERIES))

@@ -29,7 +29,7 @@ from .show import Column, moment, printable, show_table
 
 
 class _Manager(Arguments):
-    at: str | None = option("The policy manager; default: the one that is found.", metavar="HOST:PORT")
+    at: str | None = option("Policy manager; default: the one found.", metavar="HOST:PORT")
 
     def manager(self) -> AbstractContextManager[PolicyProxy]:
         """The one at an address, or the one that the lookup services list. Raises PolicyError."""
@@ -49,20 +49,20 @@ class _Change(_Manager, JsonArguments):
 
 class _PolicyServe(JsonArguments):
     file: Path = argument(type=FILE)
-    state: Path | None = option("Keep the history here; FILE.history.", type=FILE)
+    state: Path | None = option("File for the history; default FILE.history.", type=FILE)
     ephemeral: bool = flag("Keep no history.")
-    take_over: bool = flag("Have the say also where another manager has it.")
+    take_over: bool = flag("Replace another manager.")
     host: str | None = HOST
     port: int | None = PORT
 
 
 @command(None, _PolicyServe)
 def serve(given: _PolicyServe) -> None:
-    """Run the policy manager of an information space: delegates and peer publishers that have quality of service, and
-    no policies of their own, follow it.
+    """Run the policy manager of an information space. Delegates and peer publishers with quality of service, and
+    without policies of their own, follow it.
 
-    FILE is read at the start; from then on `jbi policy apply`, `set` and `rollback` change what is in force. Its access
-    rules say who may do that.
+    FILE is read at the start; then `jbi policy apply`, `set` and `rollback` change the policies. Its access rules
+    decide who may do that.
 
     \b
     jbi policy serve policy.toml
@@ -95,9 +95,9 @@ class _Apply(_Change):
 
 @command(None, _Apply)
 def apply(given: _Apply) -> None:
-    """Check a policy file, show what differs from what is in force, and put it in force in the whole space.
+    """Check a policy file, show the differences from the policies in force, and put it in force in the whole space.
 
-    Access rules stay where they are: at each process, in its own file.
+    Access rules are not sent; each process has them in its own file.
 
     \b
     jbi policy apply policy.toml --why "more imagery for the night"
@@ -124,11 +124,10 @@ class _PolicySet(_Change, first=True):
 
 @command(None, _PolicySet, "set")
 def set_value(given: _PolicySet) -> None:
-    """Change one value of a policy file, or where none is configured, of the policies that a manager keeps; all else
-    stays as it is. Processes that follow it apply the change within a second.
+    """Change one value of a policy file, or if none is configured, of the policies of a manager. Processes apply the
+    change within a second.
 
-    --at names a manager, or a delegate with a policy file of its own: that writes the value into its file, and goes by
-    it at once.
+    --at names a manager, or a delegate with a policy file of its own, which changes its file and applies it at once.
 
     KEY is the file's own path, with names for numbers.
 
@@ -192,7 +191,8 @@ class _History(_Manager, JsonArguments):
 
 @command(None, _History)
 def history(given: _History) -> None:
-    """List the versions of the policies: since when, by whom, why; and who follows. With VERSION: what that one says.
+    """List the versions of the policies with time, author and reason, and the delegates that follow. With VERSION: show
+    that version.
 
     \b
     jbi policy history
@@ -229,7 +229,7 @@ class _Rollback(_Change):
 
 @command(None, _Rollback)
 def rollback(given: _Rollback) -> None:
-    """Put in force again what an earlier version said. That makes a new version.
+    """Put an earlier version in force again, as a new version.
 
     \b
     jbi policy rollback 7 --why "back to how it was before the storm"

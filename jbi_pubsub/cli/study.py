@@ -40,12 +40,12 @@ from .watch import watch
 
 @click.group(cls=NearNames)
 def study() -> None:
-    """Bulk studies with the product's own matching: who would get what, and what it would cost.
+    """Predict deliveries and costs with the product's own matching.
 
     \b
-    jbi study generate --out data          # make up a data set, or
+    jbi study generate --out data          # generate a data set, or
     jbi study export --out data            # take one from a running federation
-    jbi study predicates data              # ask it something
+    jbi study predicates data              # run a study on it
     """
 
 
@@ -77,12 +77,12 @@ def out_option(default: str) -> Any:
     return option("Folder for the result.", "--out", type=folder, shown=Path(default), callback=try_folder)
 
 
-MAX_REJECTS: Final = option("Fail above so many unreadable rows; -1: never.", type=click.IntRange(ANY), default=ANY)
+MAX_REJECTS: Final = option("Fail above that many unreadable rows; -1: never.", type=click.IntRange(ANY), default=ANY)
 
 
 class _Spark(ClusterArguments, JsonArguments, first=True):
     engine: str = option(
-        "This process (local) or Spark; auto: this process, unless there is much.",
+        "This process (local) or Spark; auto: by the amount of data.",
         type=click.Choice(list(ENGINES)),
         shown="auto",
     )
@@ -92,9 +92,9 @@ class _Spark(ClusterArguments, JsonArguments, first=True):
 
 class _StudyMatch(_Spark, first=True):
     data: Path | None = argument(type=EXISTING_FOLDER, required=False)
-    registrations: int = option("Of the generated population.", type=click.IntRange(1), shown=100_000)
-    templates: int = option("Of the same.", type=click.IntRange(1), shown=1_000)
-    seed: int = option("Another one is another population.", type=int, shown=1)
+    registrations: int = option("Registrations of the generated population.", type=click.IntRange(1), shown=100_000)
+    templates: int = option("Templates of the generated population.", type=click.IntRange(1), shown=1_000)
+    seed: int = option("Seed of the population.", type=int, shown=1)
     out: Path = out_option("study-match")
 
 
@@ -156,20 +156,20 @@ class _StudyGenerate(JsonArguments):
     registrations: int = option("Number of publishers' registrations.", type=click.IntRange(1), shown=100)
     subscriptions: int = option("Number of subscriptions.", type=click.IntRange(0), shown=1_000)
     publications: int = option("Objects, in all.", type=click.IntRange(0), shown=100_000)
-    seed: int = option("Another one is another data set.", type=click.IntRange(0), shown=1)
+    seed: int = option("Seed of the data set.", type=click.IntRange(0), shown=1)
     skew: float = option(
         "Exponent of Zipf's law: 0 is all values alike, 5 nearly always the first.", type=float, shown=1.0
     )
     wildcards: float = option("Share of template fields left open, 0 to 1.", type=float, shown=0.5)
-    selectivity: float = option("Share that a predicate lets through, 0 to 1.", type=float, shown=0.01)
+    selectivity: float = option("Share of objects that a predicate selects, 0 to 1.", type=float, shown=0.01)
     rate: float = option("Publications a second.", type=float, shown=100.0)
-    delegates: int = option("That registrations stand at.", type=click.IntRange(1), shown=4)
+    delegates: int = option("Number of delegates.", type=click.IntRange(1), shown=4)
     out: Path = out_option("study-data")
 
 
 @command(study, _StudyGenerate)
 def generate(given: _StudyGenerate) -> None:
-    """Make up a data set: imagery, tracks, target lists, alerts, and subscriptions to them.
+    """Generate a data set: imagery, tracks, target lists, alerts, and subscriptions to them.
 
     \b
     jbi study generate --out data
@@ -184,23 +184,21 @@ def generate(given: _StudyGenerate) -> None:
 
 
 class _StudyExport(JsonArguments):
-    publications: int | None = option("End the tap after so many objects.", type=click.IntRange(1), metavar="N")
-    seconds: float | None = option("End it after so long; 0: contracts alone.", type=_Finite(0), metavar="S")
-    megabytes: int = option("End it at so much data.", type=click.IntRange(1), shown=1024)
-    payloads: bool = option(
-        "Whether payloads are kept, or only their length.", "--payloads/--no-payloads", default=True
-    )
-    resume: bool = flag("Keep the objects that are written, and continue.")
+    publications: int | None = option("End the tap after that many objects.", type=click.IntRange(1), metavar="N")
+    seconds: float | None = option("End it after that time; 0: no publications.", type=_Finite(0), metavar="S")
+    megabytes: int = option("End it at that amount of data.", type=click.IntRange(1), shown=1024)
+    payloads: bool = option("Keep payloads, or only their length.", "--payloads/--no-payloads", default=True)
+    resume: bool = flag("Keep the objects that are already written, and continue.")
     parent: int = option("End with that process, which is ours.", type=int, default=0, hidden=True)
     out: Path = out_option("study-data")
 
 
 @command(study, _StudyExport, "export")
 def export_command(given: _StudyExport) -> int:
-    """Take a data set from a running federation: registrations, subscriptions, and a tap of what is published.
+    """Make a data set from a running federation: registrations, subscriptions, and a tap of publications.
 
-    The tap goes on for a minute unless told otherwise; Ctrl-C ends it, and what has come is the data set (exit code
-    130). Where access is restricted, it takes who may `administer` the delegates and subscribe to everything.
+    The tap runs for a minute by default. Ctrl-C ends it, and the recorded objects are the data set (exit code 130).
+    Where access is restricted, it needs the rights to `administer` the delegates and to subscribe to everything.
 
     
     jbi study export --out data
@@ -223,17 +221,17 @@ existing_path = click.Path(exists=True, path_type=Path)
 class _StudyImport(JsonArguments):
     source: Path = argument(type=existing_path)
     form: str = option(
-        "What SOURCE is; auto: by the endings of its files.",
+        "Format of SOURCE; auto: by the endings of its files.",
         "--format",
         type=click.Choice(["auto", "xml", "lines", "parquet"]),
         shown="auto",
     )
-    schema: Path | None = option("XML Schema of the metadata: types and invariants are told by it.", type=EXISTING_FILE)
+    schema: Path | None = option("XML Schema of the metadata, for types and invariants.", type=EXISTING_FILE)
     marks: Path | None = MARKS
-    type_name: str = option("Type name, when the schema does not give the right one.", default="")
-    contracts: Path | None = option("Take registrations and subscriptions of that data set.", type=EXISTING_FOLDER)
-    registrations: Path | None = option("Take them of JSON lines or Parquet.", type=existing_path)
-    subscriptions: Path | None = option("Take them of JSON lines or Parquet.", type=existing_path)
+    type_name: str = option("Type name, if the schema does not give it.", default="")
+    contracts: Path | None = option("Data set with registrations and subscriptions.", type=EXISTING_FOLDER)
+    registrations: Path | None = option("JSON lines or Parquet.", type=existing_path)
+    subscriptions: Path | None = option("JSON lines or Parquet.", type=existing_path)
     max_rejects: int = MAX_REJECTS
     out: Path = out_option("study-data")
 
@@ -298,13 +296,16 @@ def _described(schema: Path, marks: Path | None, type_name: str) -> ingest.Descr
 
 
 QUESTIONS: Final = {
-    "predicates": (predicates.STUDY, "How much each predicate lets through, which never do and why, and their cost."),
-    "fanout": (fanout.STUDY, "How many deliveries objects make, and how delegates could share them."),
-    "bandwidth": (bandwidth.STUDY, "What predicates, filters and compression save, and what fits a link."),
-    "invariants": (invariants.STUDY, "Which elements never change, and could be matched by the lookup service."),
+    "predicates": (
+        predicates.STUDY,
+        "Selectivity and cost of each predicate, and predicates that never match and why.",
+    ),
+    "fanout": (fanout.STUDY, "Number of deliveries of objects, and how delegates could share them."),
+    "bandwidth": (bandwidth.STUDY, "Savings by predicates, filters and compression, and what fits a link."),
+    "invariants": (invariants.STUDY, "Elements that never change, and that the lookup service could match."),
     "aggregation": (
         aggregation.STUDY,
-        "What domains of subscribers save, with bridges that bring what is wanted alone.",
+        "Savings by domains of subscribers, with bridges that bring only wanted objects.",
     ),
 }
 
@@ -312,7 +313,7 @@ QUESTIONS: Final = {
 OWN: Final[Mapping[str, dict[str, Any]]] = {
     "fanout": {
         "delegates": option(
-            "Delegates to share registrations out to in thought.",
+            "Number of delegates that share the registrations.",
             type=click.IntRange(1, 10_000),
             shown=fanout.DELEGATES,
         )
@@ -358,12 +359,12 @@ study.add_command(watch)
 
 
 class _Forecast(Arguments):
-    publishers: float = option("Registrations that publish.", type=_Finite(1, 1e9), required=True)
+    publishers: float = option("Number of publishers' registrations.", type=_Finite(1, 1e9), required=True)
     rate: float = option("Objects a second of each.", type=_Finite(0, 1e6, min_open=True), required=True)
     subscribers: float = option("Subscriptions.", type=_Finite(1, 1e9), required=True)
-    growth: float = option("Of both, a year: 0.3 is 30 %.", type=_Finite(-0.9, 10), shown=0.0)
-    years: int = option("How far it looks ahead.", type=click.IntRange(1, 50), shown=3)
-    utilisation: float = option("Share of a core that is planned for.", type=_Finite(0.05, 1), shown=0.7)
+    growth: float = option("Growth of both in a year: 0.3 is 30 %.", type=_Finite(-0.9, 10), shown=0.0)
+    years: int = option("Number of years.", type=click.IntRange(1, 50), shown=3)
+    utilisation: float = option("Planned load of a core.", type=_Finite(0.05, 1), shown=0.7)
 
 
 class _Capacity(_Forecast, JsonArguments):
@@ -374,7 +375,7 @@ class _Capacity(_Forecast, JsonArguments):
 
 @command(study, _Capacity, "capacity")
 def capacity_command(given: _Capacity) -> None:
-    """Number of delegates that a forecast needs, by costs that are measured on this machine, now.
+    """Number of delegates for a forecast, from costs measured on this machine now.
 
     A delegate runs in this process for some seconds, with the data set's objects and subscriptions.
 
@@ -404,7 +405,7 @@ class _Compare(JsonArguments):
 
 @command(study, _Compare)
 def compare(given: _Compare) -> None:
-    """Put two results of a study side by side: what changed.
+    """Compare two results of a study.
 
     \b
     jbi study compare monday friday

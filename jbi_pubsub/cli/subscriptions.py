@@ -31,9 +31,9 @@ T = TypeVar("T")
 def subscriptions(given: TableArguments) -> None:
     """List e-mail subscriptions; renew or cancel one. Reset a durable one.
 
-    `suspended` are recipients that the mail server has refused for good again and again, and its last answer: they get
-    no mail until the subscription is made again; and those who have unsubscribed. `mailed` and `lost` count objects
-    times recipients.
+    `suspended` lists recipients that get no mail until the subscription is made again: those that the mail server has
+    refused permanently several times, with its last answer, and those who have unsubscribed. `mailed` and `lost` count
+    objects times recipients.
 
     \b
     jbi subscriptions
@@ -87,7 +87,7 @@ class _MailSubscription(Arguments):
 
 @command(subscriptions, _MailSubscription)
 def cancel(given: _MailSubscription) -> None:
-    """Cancel an e-mail subscription at every delegate. The first characters of its id will do.
+    """Cancel an e-mail subscription at every delegate. The first characters of its id are enough.
 
     \b
     jbi subscriptions cancel 3f0c2a9be41d
@@ -98,8 +98,8 @@ def cancel(given: _MailSubscription) -> None:
 
 @command(subscriptions, _MailSubscription)
 def renew(given: _MailSubscription) -> None:
-    """Renew the lease of an e-mail subscription at every delegate: it ends [lease] mail from now. The first characters
-    of its id will do.
+    """Renew the lease of an e-mail subscription at every delegate for [lease] mail from now. The first characters of
+    its id are enough.
 
     \b
     jbi subscriptions renew 3f0c2a9be41d
@@ -118,7 +118,7 @@ class _Reset(Arguments):
 
 @command(subscriptions, _Reset)
 def reset(given: _Reset) -> None:
-    """Have a durable subscription of yours go on from another place the next time.
+    """Set the position at which a durable subscription of yours continues.
 
     \b
     jbi subscriptions reset fusion-1 --to 2h

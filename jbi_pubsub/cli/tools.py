@@ -28,7 +28,7 @@ def completion(shell: str) -> None:
 
 @command(None, JsonArguments)
 def config(given: JsonArguments) -> None:
-    """Show the effective settings and where each comes from.
+    """Show the effective settings and their origins.
 
     \b
     jbi config

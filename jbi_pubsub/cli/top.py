@@ -133,25 +133,27 @@ def lines_of(seen: PageFacts, look: Look, width: int, height: int, clock: str) -
 class _Top(JsonArguments):
     page: str = argument(metavar="[PAGE]", default="overview", shell_complete=begins_so(lambda: PAGES))
     addresses: tuple[str, ...] = repeated("Only this server; repeatable.", "--server", metavar="HOST:PORT")
-    every: float = option("How often; 1 s.", type=click.FloatRange(0.1, 60.0), default=1.0, metavar="SECONDS")
+    every: float = option(
+        "Seconds between two refreshes; default 1.", type=click.FloatRange(0.1, 60.0), default=1.0, metavar="SECONDS"
+    )
     sort: str = option("Order of the page's first table.", metavar="COLUMN", default="")
-    once: bool = flag("One look, as lines.")
+    once: bool = flag("Print once, as lines.")
 
 
 @command(None, _Top)
 def top(given: _Top) -> None:
-    """Show what all servers are doing now, in pages: overview, subscriptions, mail, leases, parties, links
-    and bins, types, networks of nodes.
+    """Show all servers live, in pages: overview, subscriptions, mail, leases, parties, links and bins, types, networks
+    of nodes.
 
-    Keys: 1 to 8, arrows and Tab turn pages, s sorts, ? tells all, q ends. Piped, or with --once, it is one look as
+    Keys: 1 to 8, arrows and Tab change the page, s sorts, ? is help, q ends. Piped, or with --once, it prints once as
     lines, after two seconds. Rates are those of the last 10 s.
 
     \b
     jbi top
     jbi top subscriptions --sort waiting
     jbi top mail --once
-    jbi top types                       # what each type's subscribers get, with [qos] mode = "on"
-    jbi top --json                      # all of one look, for programs
+    jbi top types                       # deliveries of each type, with [qos] mode = "on"
+    jbi top --json                      # everything once, for programs
     """
     if given.page not in PAGES:
         raise ConfigurationError(told("page", given.page, PAGES))

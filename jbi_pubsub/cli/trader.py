@@ -35,8 +35,8 @@ class _TraderServe(JsonArguments):
 
 @command(trader, _TraderServe)
 def serve(given: _TraderServe) -> None:
-    """Run the trader of a domain: it answers for the offers that the lookup services list, and asks the traders of the
-    domains in [domain] traders for what is not there.
+    """Run the trader of a domain. It finds the offers in the lookup services, and queries the traders in [domain]
+    traders for others.
 
     \b
     jbi trader serve
@@ -60,7 +60,7 @@ def serve(given: _TraderServe) -> None:
 
 @command(trader, JsonArguments, name="types")
 def types_(given: JsonArguments) -> None:
-    """List service types of which there are offers.
+    """List service types with offers.
 
     \b
     jbi trader types
@@ -87,19 +87,19 @@ def types_(given: JsonArguments) -> None:
 class _OfferQuery(JsonArguments):
     type_name: str = argument(metavar="TYPE")
     constraint: str = argument(required=False, default="", metavar="[CONSTRAINT]")
-    prefer: str = option('Which first: "max E", "min E", "with C", "random".', default="", metavar="PREFERENCE")
-    limit: int = option("Offers at most.", type=click.IntRange(1, 1_000), shown=100)
+    prefer: str = option('Order: "max E", "min E", "with C", "random".', default="", metavar="PREFERENCE")
+    limit: int = option("Maximum number of offers.", type=click.IntRange(1, 1_000), shown=100)
     exact: bool = option("No subtypes.", is_flag=True)
     follow: Any = option(
-        "Whether other domains' traders are asked.", shown="if_no_local",
+        "When to query the traders of other domains.", shown="if_no_local",
         type=click.Choice(["local_only", "if_no_local", "always"]),
     )  # fmt: skip
-    timeout: float = option("Seconds that it may take.", type=click.FloatRange(0, 60, min_open=True), shown=5.0)
+    timeout: float = option("Seconds to wait for the answer.", type=click.FloatRange(0, 60, min_open=True), shown=5.0)
 
 
 @command(trader, _OfferQuery, name="query")
 def query_(given: _OfferQuery) -> None:
-    """Find offers of a service type whose properties make CONSTRAINT true.
+    """Find offers of a service type with a CONSTRAINT over their properties.
 
     \b
     jbi trader query demo.Tasking
@@ -138,15 +138,15 @@ class _Export(JsonArguments):
     type_name: str = argument(metavar="TYPE")
     values: tuple[str, ...] = argument(nargs=-1, metavar="[NAME=VALUE]...")
     properties: tuple[str, ...] = repeated(
-        "A property of the type; repeatable. None: the type is that which others offer.", "--property",
+        "Property of the type; repeatable. Without any: the type of existing offers.", "--property",
         metavar="'[MODE] [KIND] NAME'",
     )  # fmt: skip
-    parent: str = option("Its supertype, which others offer.", default="", metavar="TYPE")
+    parent: str = option("Supertype, with existing offers.", default="", metavar="TYPE")
 
 
 @command(trader, _Export)
 def export(given: _Export) -> None:
-    """Offer a service until this command ends: its properties, for what has its address among them.
+    """Offer a service with its properties until this command ends. The address of the service is one of them.
 
     KIND is string, long, double, boolean or strings (parts with commas between); MODE is mandatory, readonly or
     mandatory_readonly.

@@ -36,7 +36,7 @@ WIRE_BYTES: Final = 30 << 20
 
 class _ArchiveExport(ObjectSelection, RestingArchive, JsonArguments):
     file: Path = argument(type=click.Path(dir_okay=False, allow_dash=True, path_type=Path))
-    payloads: bool = option("With their payloads, or metadata alone.", "--payloads/--no-payloads", default=True)
+    payloads: bool = option("With payloads, or metadata alone.", "--payloads/--no-payloads", default=True)
 
     def conditions(self) -> dict[str, Any]:
         """Conditions of a query, as far as they are given."""
@@ -47,8 +47,8 @@ class _ArchiveExport(ObjectSelection, RestingArchive, JsonArguments):
 @command(None, _ArchiveExport)
 def export(given: _ArchiveExport) -> int:
     """Write archived objects to a file: JSON lines (.jsonl; - for stdout) or Parquet (.parquet). `jbi study import`
-    reads both, and `jbi archive import` makes the same objects of them. Exit code 1 if an archive did not answer, or
-    payloads are left out because they are too large.
+    reads both, and `jbi archive import` restores the objects. Exit code 1 if an archive did not answer, or payloads are
+    left out because they are too large.
 
     \b
     jbi archive export all.parquet
@@ -149,15 +149,15 @@ def _objects(kept: Keeping) -> Iterator[InfoObject]:
 class _ArchiveImport(AnyArchive, JsonArguments):
     file: Path = argument(type=EXISTING_FILE)
     folder: Path | None = option(
-        "The folder of an archive that no process has open; it is made if it is not there.", type=FOLDER
+        "Folder of an archive that no process has open; it is made if it is missing.", type=FOLDER
     )
 
 
 @command(None, _ArchiveImport, "import")
 def import_(given: _ArchiveImport) -> int:
-    """Keep the objects of a file of `jbi archive export`, or of others with the columns of `jbi study`: under the ids
-    that they have, and each once. Queries, replays and durable subscriptions that come for the past get them; nobody
-    else does. What was deleted here stays deleted. Exit code 1 if something could not be read.
+    """Import the objects of a file of `jbi archive export`, or of another file with the columns of `jbi study`. They
+    keep their ids, and each is imported once. Queries, replays and durable subscriptions to the past get them; other
+    subscriptions do not. Objects that were deleted here stay deleted. Exit code 1 if something could not be read.
 
     \b
     jbi archive import all.parquet

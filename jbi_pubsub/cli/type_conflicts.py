@@ -20,13 +20,13 @@ from .show import Column, counted, printable, show_table
 
 class _Conflicts(JsonArguments):
     given: str = argument(required=False, default="", metavar="[NAME[/VERSION]]")
-    use: str = option("Settle it for all nodes: the schema of this one.", default="", metavar="NODE")
-    at: str | None = option("The node to ask; default: the one that is found.", metavar="HOST:PORT")
+    use: str = option("Use the schema of this node on all nodes.", default="", metavar="NODE")
+    at: str | None = option("Node to ask; default: the one found.", metavar="HOST:PORT")
 
 
 @command(None, _Conflicts)
 def conflicts(given: _Conflicts) -> None:
-    """List types of which the nodes of a network have different schemas, or settle one.
+    """List types with different schemas at the nodes of a network, or decide for one schema.
 
     \b
     jbi types conflicts

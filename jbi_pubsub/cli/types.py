@@ -111,7 +111,7 @@ def types() -> None:
     jbi types check examples/data/intel_imagery/Intel_Imagery.xsd --of Intel_Imagery --from data/
     jbi types list --folder types/                          # without a delegate
 
-    A type is NAME/VERSION; the version is 1.0 where none is given, and of the name the last part will do.
+    A type is NAME/VERSION. The default version is 1.0, and the last part of the name is enough.
     """
 
 
@@ -119,8 +119,8 @@ types.add_command(conflicts)
 
 
 class _RepositoryPlace(Arguments):
-    at: str | None = option("The delegate to ask; default: the one that is found.", metavar="HOST:PORT")
-    folder: Path | None = option("A repository that no delegate has open.", type=FOLDER)
+    at: str | None = option("Delegate with the repository; default: the one found.", metavar="HOST:PORT")
+    folder: Path | None = option("Folder of a repository that no delegate has open.", type=FOLDER)
 
     def repository(self, *, changes: bool = False) -> AbstractContextManager[Repository]:
         """The one that is named, or the only one that the lookup services list."""
@@ -161,14 +161,14 @@ class _NamedJson(_NamedType, JsonArguments):
 
 class _Add(_RepositoryPlace, _TypesKind, JsonArguments, first=True):
     schema: Path = argument(type=EXISTING_FILE)
-    name: str = option("Name; default: what the schema says.", default="")
+    name: str = option("Name; default: the schema's.", default="")
     version: str = option("Version.", shown=DEFAULT_VERSION)
-    parent: str = option("Type that it is a kind of.", default="", metavar="NAME/VERSION")
-    description: str = option("What it is, for people.", default="")
+    parent: str = option("Parent type.", default="", metavar="NAME/VERSION")
+    description: str = option("Description for people.", default="")
     marks: Path | None = MARKS
     root: str = ROOT
     locations: tuple[tuple[str, str], ...] = LOCATIONS
-    within: Path | None = option("Folder that all documents lie in; default the one above.", type=EXISTING_FOLDER)
+    within: Path | None = option("Folder of all documents; default: the parent of the schema's.", type=EXISTING_FOLDER)
 
 
 @command(types, _Add)
@@ -249,7 +249,7 @@ def _show_list(kind: Kind, found: Sequence[Descriptor], faults: Sequence[str]) -
 
 @command(types, _NamedJson)
 def show(given: _NamedJson) -> None:
-    """Show what is said of a type: description, state, schema documents, properties.
+    """Show a type: description, state, schema documents, properties.
 
     \b
     jbi types show Intel_Imagery
@@ -334,7 +334,7 @@ class _Describe(_NamedType):
 
 @command(types, _Describe)
 def describe(given: _Describe) -> None:
-    """Say what a type is, for people.
+    """Describe a type for people.
 
     \b
     jbi types describe Intel_Imagery "pictures of places, from above"
@@ -350,7 +350,7 @@ class _Deprecate(_NamedType):
 
 @command(types, _Deprecate)
 def deprecate(given: _Deprecate) -> None:
-    """Say that a type should not be used any more. It can be, with a warning in the delegate's log.
+    """Deprecate a type. Publishing it causes a warning in the delegate's log.
 
     \b
     jbi types deprecate mil.Report/1.0
@@ -381,14 +381,14 @@ def remove(given: _Remove) -> None:
 
 class _Property(_NamedType):
     name: str | None = argument(required=False)
-    file: Path | None = option("Take the bytes of this file.", "--set", type=EXISTING_FILE)
+    file: Path | None = option("Set it to the bytes of this file.", "--set", type=EXISTING_FILE)
     removes: bool = flag("Remove it.", "--remove")
-    output: Path | None = option("Write its bytes here.", "-o", "--output", type=FILE)
+    output: Path | None = option("File for its bytes.", "-o", "--output", type=FILE)
 
 
 @command(types, _Property, "property")
 def property_(given: _Property) -> None:
-    """List the properties of a type: any bytes that are attached to it. With NAME: read, set or remove one.
+    """List the properties of a type (attached bytes). With NAME: read, set or remove one.
 
     \b
     jbi types property Intel_Imagery
@@ -415,7 +415,7 @@ def property_(given: _Property) -> None:
 
 @command(types, _NamedJson)
 def history(given: _NamedJson) -> None:
-    """List what was done to a type, also to one that is gone: when, by whom.
+    """List the changes of a type, also of a removed one, with time and author.
 
     \b
     jbi types history mil.Report/1.0
@@ -438,7 +438,7 @@ def history(given: _NamedJson) -> None:
 
 class _Check(_RepositoryPlace, JsonArguments, first=True):
     schema: Path = argument(type=EXISTING_FILE)
-    given: str = option("The type whose next schema it may be.", "--of", required=True, metavar="NAME[/VERSION]")
+    given: str = option("Type of the documents.", "--of", required=True, metavar="NAME[/VERSION]")
     samples: Path | None = option("Folder of metadata documents (*.xml, also below).", "--from", type=EXISTING_FOLDER)
     archived: int | None = option("The last N archived objects of the type.", type=click.IntRange(1), metavar="N")
     marks: Path | None = MARKS
@@ -447,8 +447,8 @@ class _Check(_RepositoryPlace, JsonArguments, first=True):
 
 @command(types, _Check)
 def check(given: _Check) -> int:
-    """Try a new schema on documents of a type: how many it would refuse that are good now, with their first errors.
-    Exit code 1 if there are any.
+    """Validate documents of a type by a new schema, and show how many valid ones it would refuse, with their first
+    errors. Exit code 1 if there are any.
 
     \b
     jbi types check examples/data/intel_imagery/Intel_Imagery.xsd --of Intel_Imagery --from examples/data/intel_imagery

@@ -22,7 +22,7 @@ LINE_MOST: Final = 4_096
 
 @click.group(cls=NearNames)
 def users() -> None:
-    """Keep users and their passwords, for people and programs without a certificate.
+    """Manage users and passwords, for people and programs without a certificate.
 
     \b
     jbi users add alice --file users.txt
@@ -74,7 +74,7 @@ def _changed(path: Path, change: Callable[[dict[str, Account]], None]) -> None:
 
 @command(users, _Password)
 def add(given: _Password) -> None:
-    """Add a user, or give one another password.
+    """Add a user, or change a password.
 
     Sessions with the old password end within a second.
 
@@ -121,7 +121,7 @@ def list_(given: _UsersList) -> None:
 
 @command(users, _Password)
 def check(given: _Password) -> int:
-    """Say whether a password is a user's. Exit code 1: it is not.
+    """Check a user's password. Exit code 1: it is wrong.
 
     \b
     jbi users check alice --file users.txt

@@ -41,14 +41,16 @@ _TURN: Final = 0.1
 
 class _StudyWatch(ClusterArguments, JsonArguments, first=True):
     folder: Path | None = argument(type=FOLDER, required=False)
-    live: bool = flag("Tap the federation; --data is where it is kept.")
-    data: Path | None = option("Data set of contracts.", type=FOLDER, metavar="DATA")
-    publisher: str = option("Registration that all documents are of.", default="", metavar="ID")
+    live: bool = flag("Tap the federation into --data.")
+    data: Path | None = option("Data set with registrations and subscriptions.", type=FOLDER, metavar="DATA")
+    publisher: str = option("Registration of all documents.", default="", metavar="ID")
     window: int = option("Seconds of a window.", type=click.IntRange(1, 86_400), shown=60)
-    delay: int = option("Seconds to wait for late.", type=click.IntRange(0, 86_400), shown=60)
+    delay: int = option("Seconds to wait for late publications.", type=click.IntRange(0, 86_400), shown=60)
     every: float = option("Seconds of a batch.", type=click.FloatRange(0.1, 3600), shown=2.0)
-    seconds: float | None = option("End after so long.", type=click.FloatRange(0, min_open=True))
-    until_idle: float | None = option("End when nothing has come for so long.", type=click.FloatRange(0, min_open=True))
+    seconds: float | None = option("End after that many seconds.", type=click.FloatRange(0, min_open=True))
+    until_idle: float | None = option(
+        "End when nothing has come for that many seconds.", type=click.FloatRange(0, min_open=True)
+    )
     out: Path = option(
         "Folder for state, page and result.", type=FOLDER, shown=Path("study-watch"),
         callback=try_folder
@@ -74,10 +76,10 @@ class _StudyWatch(ClusterArguments, JsonArguments, first=True):
 
 @command(None, _StudyWatch)
 def watch(given: _StudyWatch) -> int:
-    """Count who would get how much of what arrives, window by window, while it arrives.
+    """Count deliveries of arriving publications, window by window.
 
-    FOLDER is a data set that grows, or a folder of Parquet files or XML documents (then --data has the contracts).
-    The same command goes on where it ended; Ctrl-C ends it (exit code 130).
+    FOLDER is a data set that grows, or a folder of Parquet files or XML documents (then --data has the registrations
+    and subscriptions). The same command continues where it ended; Ctrl-C ends it (exit code 130).
 
     \b
     jbi study watch data

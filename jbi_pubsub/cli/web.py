@@ -27,13 +27,13 @@ class _Web(JsonArguments):
 
 @command(None, _Web)
 def web(given: _Web) -> int:
-    """Show what a federation is doing, in a browser.
+    """Show a federation in a browser.
 
-    Prints an address that lets one browser in; when it has been used, the address for the next one. Ctrl-C ends.
+    Prints an address for one browser; after its use, an address for the next one. Ctrl-C ends.
 
     \b
-    jbi web                  # http://127.0.0.1:8160, to look
-    jbi web --admin --open   # to change something, too
+    jbi web                  # http://127.0.0.1:8160, read only
+    jbi web --admin --open   # with changes
     jbi web --port 0         # any free port
     ssh -L 8160:127.0.0.1:8160 HOST   # from another host, without TLS
     """

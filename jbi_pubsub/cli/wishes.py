@@ -14,7 +14,7 @@ from .settings import blamed
 
 WISH: Final = repeated(
     'importance=4, "deadline=5 s", "max_rate=64 kbps", "max_size=50 KB", "shape=scale 0.5", replace=XPATH;'
-    " require=deadline for what must be granted; attribute.NAME=VALUE. Repeatable.",
+    " require=deadline for a required field; attribute.NAME=VALUE. Repeatable.",
     "--wish",
     metavar="NAME=VALUE",
 )
