@@ -158,7 +158,7 @@ SIZE: Final = (420, 420)
 def _draw(file: Path, bridged: dict[str, dict[str, Any]], steps: int) -> None:
     """Both sides' tracks, as each observer saw them beside what was simulated there. Raises DemoError."""
     if file.suffix != ".svg":
-        raise DemoError(f"the picture can't be written to {file}: it is an .svg", hint="--output tracks.svg")
+        raise DemoError(f"the picture can't be written to {file}: it is an .svg", hint="--out tracks.svg")
     width, height = SIZE
     hazards = {
         name: [(dict(row[2])["lon"], dict(row[2])["lat"]) for row in rows_of(bridged["radar"])[0] if row[1] == name]
@@ -183,7 +183,7 @@ def _draw(file: Path, bridged: dict[str, dict[str, Any]], steps: int) -> None:
     try:
         file.write_text("".join(parts), encoding="utf-8")
     except OSError as exc:
-        hint = "Give --output FILE.svg"
+        hint = "Give --out FILE.svg"
         raise DemoError(f"the picture can't be written to {file}: {exc.strerror}", hint=hint) from exc
 
 

@@ -204,7 +204,7 @@ def draw(streams: tuple[Stream, ...], options: ExampleOptions) -> None:
     try:
         figure.savefig(file, dpi=150)
     except (OSError, ValueError) as exc:
-        raise DemoError(f"the map can't be written to {file}: {exc}", hint="--output takes .png, .svg or .pdf") from exc
+        raise DemoError(f"the map can't be written to {file}: {exc}", hint="--out takes .png, .svg or .pdf") from exc
     options.tell(f"map: {file}")
 
 

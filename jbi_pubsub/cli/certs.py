@@ -21,7 +21,9 @@ FOLDER = Path("certs")
 
 
 class _Authority(Arguments):
-    folder: Path = option("The authority's folder.", "--dir", type=click.Path(path_type=Path), shown=FOLDER)
+    folder: Path = option(
+        "The authority's folder.", "--folder", type=click.Path(path_type=Path), metavar="FOLDER", shown=FOLDER
+    )
 
     def opened(self) -> AbstractContextManager[Authority]:
         """The authority in the folder."""

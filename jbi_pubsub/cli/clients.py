@@ -102,10 +102,12 @@ class _Subscribe(Predicates, _SubscribeTemplate, JsonArguments):
     digest: float | None = option(
         "With --email: gather objects in one mail.", type=click.FloatRange(0), metavar="SECONDS"
     )
-    policy: Any = option("Action when the queue is full.", type=click.Choice(["drop_oldest", "drop_newest", "block"]))
+    policy: Any = option(
+        "Action when the queue is full.", "--queue-policy", type=click.Choice(["drop_oldest", "drop_newest", "block"])
+    )
     bound: int | None = option("Capacity of the queue.", type=click.IntRange(1))
     start: str | None = option(
-        "Begin of the subscription: all, last, a time (2h, 2026-11-01T00:00Z), a place.", "--from", metavar="WHERE"
+        "Begin of the subscription: all, last, a time (2h, 2026-11-01T00:00Z), a place.", "--start", metavar="WHERE"
     )
     durable: str | None = option(
         "Name of a durable subscription; the next time it continues at its position.", metavar="NAME"
@@ -127,7 +129,7 @@ def subscribe(given: _Subscribe) -> int:
     jbi subscribe --type mil.af.rl.jbi.Intel_Imagery
     jbi subscribe --type Intel_Imagery --predicate "//lat > 33" --count 5
     jbi subscribe --combined --predicate "//og:PayloadLength > 1000000 and //lat > 33"
-    jbi subscribe --type Intel_Imagery --from 2h
+    jbi subscribe --type Intel_Imagery --start 2h
     jbi subscribe --type Intel_Imagery --durable fusion-1 --timeout 10
     jbi subscribe --template examples/data/intel_imagery/fig3-template.xml \\
         --schema examples/data/intel_imagery/Intel_Imagery.xsd --filter "//descriptor[type='A10A']"

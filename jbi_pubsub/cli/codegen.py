@@ -98,7 +98,7 @@ class _CodegenType(_CodegenSource):
     """A schema with its marks and the name of its type."""
 
     marks: Path | None = MARKS
-    type_name: str = option("Type name, if the schema does not give it.", default="")
+    type_name: str = option("Type name, if the schema does not give it.", "--type", default="")
 
     def bundle(self, **own: Any) -> SchemaBundle:
         """The schema's bundle, with the marks and the name."""
@@ -114,7 +114,7 @@ def bundle_of(schema: Path, within: Path | None = None, locations: _Pairs = (), 
 class _CodegenGenerate(_CodegenType):
     xsl: Path | None = option("Another stylesheet.", type=EXISTING_FILE)
     dictionary: bool = flag("A Markdown data dictionary instead of Python.")
-    output: Path | None = option("File to write; default stdout.", "-o", "--output", type=FILE, callback=try_file)
+    output: Path | None = option("File to write; default stdout.", "-o", "--out", type=FILE, callback=try_file)
     check: bool = flag("Write nothing; exit 1 with a diff if the file is not up to date.")
     dump_model: bool = flag("Show the XML that stylesheets transform.")
 

@@ -21,7 +21,7 @@ class _Demo(JsonArguments):
     name: str | None = argument(required=False)
     listed: bool = flag("List the examples.", "--list")
     quick: bool = flag("A short run of an example.")
-    output: Path | None = option("File that an example writes.", type=FILE)
+    output: Path | None = option("File that an example writes.", "--out", type=FILE)
     keep: bool = flag("Keep running and publishing until Ctrl-C.")
     as_json: bool = flag("Machine-readable summary only.", "--json")
 
@@ -39,7 +39,7 @@ def demo(given: _Demo) -> int:
     jbi demo --keep      # then, in another terminal: jbi --group demo services
     jbi demo --list
     jbi demo airborne
-    jbi demo imagery --output kabul.svg
+    jbi demo imagery --out kabul.svg
     """
     if given.listed:
         return list_examples(given)
@@ -48,7 +48,7 @@ def demo(given: _Demo) -> int:
             raise click.UsageError("--keep is of the demo without a name: an example ends by itself")
         return play_example(given.name, given, quick=given.quick, output=given.output)
     if given.quick or given.output is not None:
-        raise click.UsageError("--quick and --output are of an example; `jbi demo --list` has their names")
+        raise click.UsageError("--quick and --out are of an example; `jbi demo --list` has their names")
     return _demonstrate(given)
 
 

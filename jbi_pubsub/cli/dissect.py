@@ -31,7 +31,7 @@ class _Dissect(JsonArguments):
     file: Path = argument(type=FILE)
     kinds: tuple[str, ...] = repeated("Only that kind; repeatable.", "--kind", type=click.Choice(KINDS))
     malformed: bool = flag("Only malformed ones.")
-    count: int | None = option("Show at most that many; all are counted.", "-n", "--count", type=click.IntRange(0))
+    count: int | None = option("Show at most that many; all are counted.", "-n", "--limit", type=click.IntRange(0))
     key: Path | None = option("File with the secret of the network, to decrypt.", type=FILE)
     statistics: bool = flag("Only counts.")
     explain: int | None = option("Explain the bytes of that packet.", metavar="NUMBER", type=click.IntRange(1))

@@ -33,7 +33,7 @@ class _HlaServe(JsonArguments):
     modules: tuple[Path, ...] = repeated(
         "Module of its object model, in OMT XML; repeatable.", "--fom", metavar="FILE", type=FILE
     )
-    saves: Path | None = option("Folder for saves.", metavar="DIR", type=FOLDER)
+    saves: Path | None = option("Folder for saves.", type=FOLDER)
     lease: float = option(
         "Time after which a silent federate is resigned.",
         metavar="SECONDS",
@@ -144,7 +144,7 @@ class _Explore(JsonArguments):
     scenario: str | None = option("Scenario to run; `--scenario list` shows all.", metavar="NAME")
     script: Path | None = option("File with a scenario of your own.", metavar="FILE", type=FILE)
     matrix: bool = flag("All problems and solutions.")
-    report: Path | None = option("Write a page with charts here.", metavar="DIR", type=FOLDER)
+    report: Path | None = option("Write a page with charts here.", type=FOLDER)
     most: int = option("Limit of states.", metavar="STATES", type=click.IntRange(1), shown=2_000_000)
 
 

@@ -231,19 +231,27 @@ def _first_line(told: BinaryIO, pid: int) -> bytes:
     return told.readline(READ_MOST)
 
 
-class _Stop(_NodeFolder):
+class _Stop(_NodePlace):
     seconds: float = option("Seconds to wait for its end.", "--wait", type=float, shown=30.0)
+    drain: float = option("With --at: seconds for deliveries.", type=click.FloatRange(0, 60), shown=5.0)
 
 
 @command(node, _Stop)
 def stop(given: _Stop) -> None:
-    """Stop the node of a folder, and wait for its end.
+    """Stop the node of a folder, and wait for its end; with --at, tell another node to stop.
 
     \b
     jbi node stop
+    jbi node stop --at 10.0.0.7:4170
+    jbi --node tent-3 node stop
     """
     from jbi_pubsub.node.identity import wait_until_free
 
+    if given.at is not None:
+        with given.calls() as calls:
+            calls.shutdown(given.drain)
+        click.echo(f"the node at {given.at} stops")
+        return
     path, there = given.running()
     with suppress(ProcessLookupError):  # it has just ended
         os.kill(there.pid, signal.SIGTERM)
@@ -497,24 +505,6 @@ def set_(given: _NodeSet) -> None:
     """
     with given.calls() as calls:
         click.echo(f"{given.key} is {printable(calls.set(given.key, given.value))}")
-
-
-class _Shutdown(_NodePlace):
-    drain: float = option("Seconds for deliveries.", type=click.FloatRange(0, 60), shown=5.0)
-
-
-@command(node, _Shutdown)
-def shutdown(given: _Shutdown) -> None:
-    """Shut down a node, also on another host.
-
-    It tells its clients.
-
-    \b
-    jbi node shutdown --at 10.0.0.7:4170
-    """
-    with given.calls() as calls:
-        calls.shutdown(given.drain)
-    click.echo("it stops")
 
 
 def _resident(pid: int) -> int:

@@ -28,6 +28,7 @@ EXISTING_FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 EXISTING_FOLDER: Final = click.Path(exists=True, file_okay=False, path_type=Path)
 FILE: Final = click.Path(dir_okay=False, path_type=Path)
 FOLDER: Final = click.Path(file_okay=False, path_type=Path)
+EXISTING_FOLDER.name = FOLDER.name = "folder"
 LAST: Final = ("wide", "columns", "as_json")
 
 

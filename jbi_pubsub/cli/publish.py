@@ -40,8 +40,8 @@ class _PublishFiles(Arguments):
         "Name and location of the delegate; '' is a wildcard.", nargs=2, metavar="NAME LOCATION"
     )
     peer: bool = flag("Publish peer to peer, without a delegate.")
-    type_name: str = option("Type name, if the schema does not give it.", default="")
-    type_version: str = option("Version of the type; default 1.0.", default="")
+    type_name: str = option("Type name, if the schema does not give it.", "--type", default="")
+    type_version: str = option("Version of the type; default 1.0.", "--version", default="")
     untyped: bool = flag("Publish any well-formed metadata, for a type without a schema.")
 
     def check(self) -> None:
@@ -51,7 +51,7 @@ class _PublishFiles(Arguments):
         if self.schema is None and not self.type_name:
             raise ConfigurationError(
                 "nothing says of what type the metadata are",
-                hint="Give --schema FILE, or --type-name NAME of the type repository",
+                hint="Give --schema FILE, or --type NAME of the type repository",
             )
         if self.untyped and (self.schema is not None or self.invariants is not None):
             raise ConfigurationError("--untyped goes with neither --schema nor --invariants")
@@ -98,9 +98,9 @@ def publish(given: _Publish) -> int:
         --metadata examples/data/intel_imagery/fig1.xml --payload examples/data/intel_imagery/image.png
     jbi publish --peer --schema examples/data/cap/cap12.xsd --marks examples/data/cap/marks.json \\
         --metadata examples/data/cap/canada.xml --count 10 --interval 1
-    jbi publish --delegate alpha rome --type-name mil.af.rl.jbi.Intel_Imagery \\
+    jbi publish --delegate alpha rome --type mil.af.rl.jbi.Intel_Imagery \\
         --metadata examples/data/intel_imagery/fig1.xml           # with the schema of the type repository
-    jbi --node tent-3 publish --type-name mil.af.rl.jbi.Intel_Imagery \\
+    jbi --node tent-3 publish --type mil.af.rl.jbi.Intel_Imagery \\
         --metadata examples/data/intel_imagery/fig1.xml           # at a node
     """
     given.check()

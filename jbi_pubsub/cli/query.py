@@ -66,18 +66,18 @@ class _Query(Predicates, _QueryType, JsonArguments):
     newest: bool = flag("The newest first.")
     limit: int | None = option(f"Maximum number of results; default {SHOWN}.", type=click.IntRange(1))
     timeout: float | None = option("Seconds to wait for the answer.", type=click.FloatRange(0, min_open=True))
-    count: bool = flag("Print the number of results only.")
+    count_only: bool = flag("Print the number of results only.")
     explain: bool = flag("Explain the execution, without executing.")
-    save: Path | None = option("Folder for metadata and payloads.", type=FOLDER, callback=try_folder, metavar="DIR")
+    out: Path | None = option("Folder for metadata and payloads.", type=FOLDER, callback=try_folder)
     follow: bool = flag("Continue with new objects, without a gap.")
 
     def check(self) -> None:
         """Raises ConfigurationError for options that don't go together."""
-        chosen = [f"--{name}" for name in ("count", "explain", "follow") if getattr(self, name)]
+        chosen = [f"--{name.replace('_', '-')}" for name in ("count_only", "explain", "follow") if getattr(self, name)]
         if len(chosen) > 1:
             raise ConfigurationError(f"{chosen[0]} does not go with {chosen[1]}")
-        if self.save is not None and (self.count or self.explain):
-            raise ConfigurationError(f"--save does not go with {chosen[0]}", hint="That fetches no objects")
+        if self.out is not None and (self.count_only or self.explain):
+            raise ConfigurationError(f"--out does not go with {chosen[0]}", hint="That fetches no objects")
         for name in ("until", "newest", "latest_by", "timeout", "publisher", "at"):
             if self.follow and getattr(self, name):
                 raise ConfigurationError(
@@ -99,9 +99,9 @@ def query(given: _Query) -> None:
     \b
     jbi query --type Intel_Imagery --since 2h
     jbi query --type Intel_Imagery --predicate "//lat > 33" --newest --limit 5
-    jbi query --type Intel_Imagery --predicate "//lat > 33" --count
+    jbi query --type Intel_Imagery --predicate "//lat > 33" --count-only
     jbi query --type Intel_Imagery --predicate "//lat > 33" --explain
-    jbi query --type BFTrack --latest-by /metadata/force/ID --save positions
+    jbi query --type BFTrack --latest-by /metadata/force/ID --out positions
     jbi query --type Intel_Imagery --since 2026-11-01T00:00Z --follow --json
     """
     given.check()
@@ -114,7 +114,7 @@ def query(given: _Query) -> None:
         with looking(config, "archives"):
             if given.explain:
                 explained = adapter.explain_query(type_name, **conditions)
-            elif given.count:
+            elif given.count_only:
                 number = adapter.count(type_name, **conditions, limit=given.limit)
             else:
                 opened = adapter.open_query(type_name, **conditions, limit=given.limit or SHOWN)
@@ -122,7 +122,7 @@ def query(given: _Query) -> None:
             plain = {address: msgspec.to_builtins(one) for address, one in explained.items()}
             given.show(plain, lambda: _show_explanations(explained))
             _tell_partial(explained.partial)
-        elif given.count:
+        elif given.count_only:
             given.tell({"count": int(number)}, str(int(number)))
             _tell_partial(number.partial)
         else:
@@ -140,12 +140,12 @@ def _follow(adapter: SubscriberAdapter, given: _Query) -> None:
         start=given.since or "all",
         **given.terms(),
     )
-    show_objects(adapter, uid, count=given.limit, timeout=None, out=given.save, as_json=given.as_json)
+    show_objects(adapter, uid, count=given.limit, timeout=None, out=given.out, as_json=given.as_json)
 
 
 def _show(opened: Query, given: _Query) -> None:
     """Results as they come; in a terminal as a table at the end."""
-    seen, save = 0, given.save
+    seen, save = 0, given.out
 
     def saved() -> Iterator[InfoObject]:
         nonlocal seen

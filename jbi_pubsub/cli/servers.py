@@ -223,8 +223,8 @@ class _Pad(JsonArguments):
         "File for e-mail subscriptions; unsent mail is in FILE.mails.", type=click.Path(dir_okay=False)
     )
     policy: str | None = option("Policy file for access and quality of service.", type=click.Path(dir_okay=False))
-    types: str | None = option("Folder for a type repository.", type=click.Path(file_okay=False))
-    archive: str | None = option("Folder for an archive.", type=click.Path(file_okay=False))
+    types: str | None = option("Folder for a type repository.", type=click.Path(file_okay=False), metavar="FOLDER")
+    archive: str | None = option("Folder for an archive.", type=click.Path(file_okay=False), metavar="FOLDER")
     drain: float = option("Seconds for deliveries when stopping.", type=float, shown=5.0)
     metrics_port: int | None = METRICS_PORT
 

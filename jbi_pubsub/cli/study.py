@@ -74,6 +74,7 @@ class _Finite(click.FloatRange):
 def out_option(default: str) -> Any:
     """--out of a study."""
     folder = _Here(file_okay=False, path_type=Path)
+    folder.name = "folder"
     return option("Folder for the result.", "--out", type=folder, shown=Path(default), callback=try_folder)
 
 
@@ -228,7 +229,7 @@ class _StudyImport(JsonArguments):
     )
     schema: Path | None = option("XML Schema of the metadata, for types and invariants.", type=EXISTING_FILE)
     marks: Path | None = MARKS
-    type_name: str = option("Type name, if the schema does not give it.", default="")
+    type_name: str = option("Type name, if the schema does not give it.", "--type", default="")
     contracts: Path | None = option("Data set with registrations and subscriptions.", type=EXISTING_FOLDER)
     registrations: Path | None = option("JSON lines or Parquet.", type=existing_path)
     subscriptions: Path | None = option("JSON lines or Parquet.", type=existing_path)
@@ -249,7 +250,7 @@ def import_command(given: _StudyImport) -> None:
     jbi study import archive.parquet --contracts data --max-rejects 0 --out archive
     """
     if given.schema is None and (given.marks or given.type_name):
-        raise ConfigurationError("--marks and --type-name are for --schema", hint="Give the schema, too")
+        raise ConfigurationError("--marks and --type are for --schema", hint="Give the schema, too")
     if given.out.resolve().is_relative_to(given.source.resolve()):
         raise ConfigurationError(f"--out {given.out} lies in {given.source}, which is read", hint="Name another folder")
     known = data_in(given.contracts).contracts if given.contracts is not None else None

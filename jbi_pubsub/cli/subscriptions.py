@@ -113,7 +113,7 @@ def renew(given: _MailSubscription) -> None:
 
 class _Reset(Arguments):
     name: str = argument()
-    to: str = option("all, new, last, a time (2h, 2026-11-01T00:00Z), a place.", required=True, metavar="WHERE")
+    start: str = option("all, new, last, a time (2h, 2026-11-01T00:00Z), a place.", required=True, metavar="WHERE")
 
 
 @command(subscriptions, _Reset)
@@ -121,13 +121,13 @@ def reset(given: _Reset) -> None:
     """Set the position at which a durable subscription of yours continues.
 
     \b
-    jbi subscriptions reset fusion-1 --to 2h
-    jbi subscriptions reset fusion-1 --to all
+    jbi subscriptions reset fusion-1 --start 2h
+    jbi subscriptions reset fusion-1 --start all
     """
     config = given.settings.load()
     with SubscriberAdapter(config) as adapter, looking(config):
-        known = adapter.reset_durable(given.name, given.to)
-    click.echo(f"{printable(given.name)} begins at {printable(given.to)} at {counted(known, 'archive')}")
+        known = adapter.reset_durable(given.name, given.start)
+    click.echo(f"{printable(given.name)} begins at {printable(given.start)} at {counted(known, 'archive')}")
 
 
 def _where_it_stands(config: Config, given: str, do: Callable[[SubscriptionsProxy, str], T]) -> list[T]:

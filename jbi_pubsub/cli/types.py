@@ -280,7 +280,7 @@ def _show_type(found: Descriptor, properties: Sequence[Property], bundle: Schema
 
 
 class _TypesExport(_NamedType):
-    output: Path | None = option("Folder for its documents.", "-o", "--output", type=FOLDER)
+    output: Path | None = option("Folder for its documents.", "-o", "--out", type=FOLDER)
 
 
 @command(types, _TypesExport)
@@ -383,7 +383,7 @@ class _Property(_NamedType):
     name: str | None = argument(required=False)
     file: Path | None = option("Set it to the bytes of this file.", "--set", type=EXISTING_FILE)
     removes: bool = flag("Remove it.", "--remove")
-    output: Path | None = option("File for its bytes.", "-o", "--output", type=FILE)
+    output: Path | None = option("File for its bytes.", "-o", "--out", type=FILE)
 
 
 @command(types, _Property, "property")

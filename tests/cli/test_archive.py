@@ -107,7 +107,7 @@ def test_what_is_deleted_is_gone_from_every_answer_and_does_not_come_back(jbi: J
     # Expect it to be in no answer
     assert (shown.code, shown.out) == (0, "1 object deleted at 1 archive\n")
     assert ids(jbi) == others
-    assert jbi("query", "--count").out == "4\n"
+    assert jbi("query", "--count-only").out == "4\n"
     # By position, by predicate, by time
     assert jbi("archive", "delete", "--positions", "2-3", "--yes", "--at", pad.address).out.startswith("2 objects")
     assert jbi("archive", "delete", "--type", "Intel_Imagery", "--predicate", "//lat < 0", "--yes").out.startswith("0 ")
@@ -224,10 +224,12 @@ def test_what_is_exported_is_the_same_when_it_is_imported(
     after = [json.loads(line) for line in jbi("query", "--type", "Intel_Imagery", "--json").out.splitlines()]
     assert [facts.pop("place") for facts in after] != places  # it is another archive
     assert after == before
-    replayed = jbi("subscribe", "--type", "Intel_Imagery", "--from", "all", "--count", "5", "--timeout", "20", "--json")
+    replayed = jbi(
+        "subscribe", "--type", "Intel_Imagery", "--start", "all", "--count", "5", "--timeout", "20", "--json"
+    )
     assert [json.loads(line)["object"] for line in replayed.out.splitlines()] == [each["object"] for each in before]
     template = ("--template", str(DATA / "fig3-template.xml"), "--schema", str(DATA / "Intel_Imagery.xsd"))
-    assert jbi("query", *template, "--count").out == "5\n"
+    assert jbi("query", *template, "--count-only").out == "5\n"
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
@@ -306,7 +308,7 @@ def test_lines_of_others_get_what_they_lack_and_bad_ones_are_told(jbi: Jbi, tmp_
     assert "own-3" in ids(jbi, "--type", "other.A")
     # and what says no time to be published now, not in 1970
     assert len(ids(jbi, "--type", "other.A", "--since", "2026-01-01T00:00Z")) == 2
-    replayed = jbi("subscribe", "--type", "other.A", "--from", "all", "--count", "3", "--timeout", "20")
+    replayed = jbi("subscribe", "--type", "other.A", "--start", "all", "--count", "3", "--timeout", "20")
     assert len(replayed.out.splitlines()) == 3
 
 
@@ -334,13 +336,13 @@ def test_of_what_makes_no_sense_nothing_is_kept(
         proxy.take_in(objects, [ArchivedSource("registration-1", entries)], 10.0)
     proxy.close()
     assert pad.status()["archive"]["position"] == 5
-    assert jbi("query", "--count").out == "5\n"
+    assert jbi("query", "--count-only").out == "5\n"
 
 
 def test_the_index_is_made_anew(jbi: Jbi, pad: DisseminationServer, eventually: Callable[..., Any]) -> None:
     assert jbi("archive", "rebuild").out == "the index is made anew\n"
     assert pad.status()["archive"]["indexed"] == 5
-    assert jbi("query", "--predicate", "//lat > 33", "--count").out == "5\n"
+    assert jbi("query", "--predicate", "//lat > 33", "--count-only").out == "5\n"
     assert "is being made anew" in jbi("archive", "rebuild", "--no-wait", "--at", pad.address).out
     eventually(lambda: pad.status()["archive"]["indexed"] == 5)
 
@@ -453,7 +455,7 @@ def test_a_stranger_may_not_change_anything(
         shown = said(*flags, "archive", *words)
         assert (shown.code, shown.is_one_line()) == (1, True), shown
         assert "may not administer" in shown.err
-    assert said(*flags, "query", "--count").out == "1\n"
+    assert said(*flags, "query", "--count-only").out == "1\n"
 
 
 def test_a_schema_is_tried_on_archived_objects_and_these_keep_their_type(

@@ -74,20 +74,20 @@ def test_what_ends_soon_is_renewed_by_a_timer(said: Callable[..., Any], tmp_path
     ("arguments", "told"),
     [
         (["issue", "alpha"], "there is no authority in certs. Make one with `jbi certs init`"),
-        (["issue", "../x", "--dir", "made"], "can't be called '../x'"),
-        (["issue", "a", "--address", "10.0.0.1:4160", "--dir", "made"], "no host name or IP address"),
+        (["issue", "../x", "--folder", "made"], "can't be called '../x'"),
+        (["issue", "a", "--address", "10.0.0.1:4160", "--folder", "made"], "no host name or IP address"),
         (["init", "made"], "has an authority already"),
         (["init", "other", "--name", "\x1b[2J"], "can't be called"),
         (["init", "other", "--passphrase-file", "nowhere"], "passphrase file nowhere: No such file"),
-        (["revoke", "alfa", "--dir", "made"], "no certificate was issued for 'alfa'. There are alpha"),
-        (["renew", "alfa", "--dir", "made"], "no certificate was issued for 'alfa'. There are alpha"),
-        (["issue", "alpha", "--dir", "made"], "alpha has a certificate that is valid until"),
-        (["list", "--dir", "nowhere"], "there is no authority in nowhere"),
+        (["revoke", "alfa", "--folder", "made"], "no certificate was issued for 'alfa'. There are alpha"),
+        (["renew", "alfa", "--folder", "made"], "no certificate was issued for 'alfa'. There are alpha"),
+        (["issue", "alpha", "--folder", "made"], "alpha has a certificate that is valid until"),
+        (["list", "--folder", "nowhere"], "there is no authority in nowhere"),
     ],
 )
 def test_bad_input_is_told_in_one_line(arguments: list[str], told: str, said: Callable[..., Any]) -> None:
     said("certs", "init", "made")
-    said("certs", "issue", "alpha", "--dir", "made")
+    said("certs", "issue", "alpha", "--folder", "made")
     answer = said("certs", *arguments)
     assert answer.code == 2
     assert answer.is_one_line()

@@ -57,10 +57,10 @@ def test_results_are_lines_that_other_programs_read(
     )
     assert len(shown.out.splitlines()) == 3
     # How many
-    assert said(*flags, "query", "--type", "Image", "--count").out == "5\n"
-    assert json.loads(said(*flags, "query", "--type", "Image", "--count", "--json").out) == {"count": 5}
+    assert said(*flags, "query", "--type", "Image", "--count-only").out == "5\n"
+    assert json.loads(said(*flags, "query", "--type", "Image", "--count-only", "--json").out) == {"count": 5}
     # The newest of each key, written to files
-    shown = said(*flags, "query", "--type", "Image", "--latest-by", "/m/key", "--save", "found")
+    shown = said(*flags, "query", "--type", "Image", "--latest-by", "/m/key", "--out", "found")
     assert "3 objects written to found" in shown.err
     assert len(list((tmp_path / "found").glob("*.metadata.xml"))) == 3
     assert len(list((tmp_path / "found").glob("*.payload"))) == 3
@@ -96,7 +96,7 @@ def test_an_archive_that_does_not_answer_is_named(archive: Callable[..., Past], 
     assert f"not complete: the archive at {broken.address}" in shown.err
     assert "\x1b" not in shown.err
     # Expect the same of a number, and of what is told beforehand
-    for option, told in (("--count", "1\n"), ("--explain", "archive\t127.0.0.1:")):
+    for option, told in (("--count-only", "1\n"), ("--explain", "archive\t127.0.0.1:")):
         shown = said(*flags, "query", "--type", "Image", option)
         assert shown.code == 1
         assert shown.out.startswith(told)
@@ -112,8 +112,8 @@ def test_an_archive_that_does_not_answer_is_named(archive: Callable[..., Past], 
         (("--predicate", "//n["), "predicate"),
         (("--since", "noon"), "for two hours ago"),
         (("--since", "1h", "--until", "2h"), "since is above until"),
-        (("--count", "--explain"), "--count does not go with --explain"),
-        (("--count", "--save", "x"), "--save does not go with --count"),
+        (("--count-only", "--explain"), "--count-only does not go with --explain"),
+        (("--count-only", "--out", "x"), "--out does not go with --count-only"),
         (("--follow", "--newest"), "--newest does not go with --follow"),
         (("--follow", "--publisher", "anna"), "--publisher does not go with --follow"),
         (("--at", "nowhere:1"), "no archive at nowhere:1"),
@@ -139,11 +139,11 @@ def test_following_goes_on_with_what_is_published(
     )
     assert [json.loads(line)["position"] for line in shown.out.splitlines()] == [20, 30]
     # Expect a subscription to begin in the past as well
-    shown = said(*flags, "subscribe", "--type", "mil.Image", "--from", "10", "--count", "2", "--json")
+    shown = said(*flags, "subscribe", "--type", "mil.Image", "--start", "10", "--count", "2", "--json")
     assert [json.loads(line)["sequence"] for line in shown.out.splitlines()] == [2, 3]
     # Expect a durable one to be known by its name
     for _ in range(2):
-        said(*flags, "subscribe", "--type", "mil.Image", "--durable", "fusion-1", "--from", "all", "--count", "3")
+        said(*flags, "subscribe", "--type", "mil.Image", "--durable", "fusion-1", "--start", "all", "--count", "3")
     names = [request.durable for request in past.subscribed]
     assert names[-2:] == ["fusion-1", "fusion-1"]
 
@@ -151,15 +151,15 @@ def test_following_goes_on_with_what_is_published(
 def test_a_durable_subscription_is_set_back(archive: Callable[..., Past], said: Any, flags: list[str]) -> None:
     # Given a durable subscription
     past = archive(1, 2, 3)
-    said(*flags, "subscribe", "--type", "mil.Image", "--durable", "fusion-2", "--from", "all", "--count", "3")
+    said(*flags, "subscribe", "--type", "mil.Image", "--durable", "fusion-2", "--start", "all", "--count", "3")
     # When it is set back as docs/archive.md says, expect what the page says
     (block,) = (b for b in blocks(TOP / "docs" / "archive.md") if b.value == "test_a_durable_subscription_is_set_back")
     for command, expected in commands(block):
         assert agree(expected, said(*flags, *shlex.split(command)[1:]).out)
     # Expect it to go on from there, and one that is not known to be refused
-    assert said(*flags, "subscriptions", "reset", "fusion-2", "--to", "20").code == 0
+    assert said(*flags, "subscriptions", "reset", "fusion-2", "--start", "20").code == 0
     assert list(past.durables.values()) == [{10, 20}]
-    assert said(*flags, "subscriptions", "reset", "fusion-1", "--to", "all").is_one_line()
+    assert said(*flags, "subscriptions", "reset", "fusion-1", "--start", "all").is_one_line()
 
 
 def test_a_table_in_a_terminal(

@@ -94,7 +94,7 @@ def test_the_help_of_all_imports_no_command_and_says_what_they_say() -> None:
         (("study", "fanuot"), "'fanout'"),
         (("status", "--wach"), "--watch"), (("subscribe", "--tpye", "x"), "--type"),
         (("--set", "queue.policy=drop", "config"), "drop_oldest, drop_newest or block"),
-        (("subscribe", "--policy", "drop"), "'drop_oldest', 'drop_newest', 'block'"),
+        (("subscribe", "--queue-policy", "drop"), "'drop_oldest', 'drop_newest', 'block'"),
     ],
     ids=" ".join,
 )  # fmt: skip

@@ -183,9 +183,9 @@ def test_the_examples_are_listed(demo: Any) -> None:
         (("airbone",), "did you mean airborne?"),
         (("nothing-like-it",), "there are: airborne, alerts"),
         (("airborne", "--keep"), "--keep is of the demo without a name"),
-        (("airborne", "--output", "x.png"), "airborne writes no file"),
+        (("airborne", "--out", "x.png"), "airborne writes no file"),
         (("--quick",), "are of an example"),
-        (("imagery", "--output", "/"), "is a directory"),
+        (("imagery", "--out", "/"), "is a directory"),
     ],
 )
 def test_wrong_usage_is_told(arguments: tuple[str, ...], told: str, demo: Any) -> None:
@@ -224,7 +224,7 @@ def test_without_matplotlib_there_is_no_map_and_it_is_said(monkeypatch: pytest.M
 @pytest.mark.parametrize("file", ["nowhere/map.png", "map.xyz"])
 def test_a_map_that_cant_be_written_is_told(file: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the map needs the extra plot")
-    with pytest.raises(DemoError, match=r"--output takes \.png"):
+    with pytest.raises(DemoError, match=r"--out takes \.png"):
         imagery.draw(streams(), ExampleOptions(print, output=tmp_path / file))
 
 

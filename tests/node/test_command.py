@@ -93,13 +93,13 @@ def test_a_node_goes_on_from_a_copy_of_its_folder(
     # Expect it to be the same, with what it had
     assert (again["id"], again["epoch"]) == (ready["id"], 2)
     at = ("--no-multicast", "--locator", again["lookup"], "--node", "tent-3")
-    code, out, err = said(*at, "query", "--count", "--json")
+    code, out, err = said(*at, "query", "--count-only", "--json")
     assert code == 0, err
     assert json.loads(out)["count"] == 3
     # and an export of it to bring nothing that is there already
     code, out, err = said(*at, "archive", "import", str(exported), "--json")
     assert (code, json.loads(out)["known"]) == (0, 3), err
-    assert json.loads(said(*at, "query", "--count", "--json")[1])["count"] == 3
+    assert json.loads(said(*at, "query", "--count-only", "--json")[1])["count"] == 3
 
 
 def test_a_node_is_meant_by_its_name(

@@ -89,7 +89,7 @@ def test_a_node_is_administered_through_another_one(pair: Any, said: Said, nodes
     # and it to be shut down
     ended: list[float] = []
     bravo._ended = ended.append
-    assert said(*here, "node", "shutdown")[:2] == (0, "it stops\n")
+    assert said(*here, "node", "stop")[0] == 0
     assert len(ended) == 1
 
 
@@ -121,8 +121,8 @@ def test_objects_are_published_queried_and_subscribed_to_there(pair: Any, said: 
     here = (*by(alpha), "--node", "bravo")
     code, out, err = said(*here, "publish", *SCHEMA, "--count", "3", "--persist")
     assert (code, out[:19]) == (0, "published 3 objects"), err
-    assert json.loads(said(*here, "query", "--count", "--json")[1])["count"] == 3
-    code, out, err = said(*here, "subscribe", "--type", TYPE, "--from", "all", "--count", "3")
+    assert json.loads(said(*here, "query", "--count-only", "--json")[1])["count"] == 3
+    code, out, err = said(*here, "subscribe", "--type", TYPE, "--start", "all", "--count", "3")
     assert (code, out.count(TYPE)) == (0, 3), err
 
 
@@ -342,5 +342,5 @@ def test_processes_reach_a_node_over_udp(
     assert "has set log.level = debug" in said(*here, "--node", "tent-3", "node", "log")[1]
     assert "has set log.level" not in said(*here, "node", "log")[1]
     # and itself to be stopped
-    assert said(*here, "--node", "tent-3", "node", "shutdown")[0] == 0
+    assert said(*here, "--node", "tent-3", "node", "stop")[0] == 0
     eventually(lambda: running(tmp_path / "tent-3") is None)

@@ -78,14 +78,14 @@ def test_an_object_of_1_gib_takes_nobody_more_than_200_mib(federation: Federatio
     try:
         running["delegate"] = jbi("pad", "alpha", "rome", "--archive", "archive")
         running["subscriber"] = jbi("subscribe", "--type", "report", "--out", "live", "--timeout", "300")
-        arguments = ("--untyped", "--type-name", "report", "--metadata", "metadata.xml", "--payload", "payload")
+        arguments = ("--untyped", "--type", "report", "--metadata", "metadata.xml", "--payload", "payload")
         running["publisher"] = jbi(
             "publish", "--delegate", "alpha", "rome", *arguments, "--subscribers", "1", "--persist"
         )
         watch("live", "live")
         assert running["publisher"].wait(60) == 0
         # When another comes later, and asks for the past
-        running["later"] = jbi("subscribe", "--type", "report", "--from", "2h", "--out", "past", "--timeout", "300")
+        running["later"] = jbi("subscribe", "--type", "report", "--start", "2h", "--out", "past", "--timeout", "300")
         watch("past", "past")
     finally:
         for process in running.values():

@@ -71,7 +71,7 @@ def issued(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert run(["certs", "init", str(folder)]) == 0
     for name in (*SERVERS, *PEOPLE):
         address = ["--address", "127.0.0.1"] if name in (*SERVERS, "desk") else []
-        assert run(["certs", "issue", name, "--dir", str(folder), *address]) == 0
+        assert run(["certs", "issue", name, "--folder", str(folder), *address]) == 0
     return folder
 
 
@@ -189,7 +189,7 @@ class Deployment:
 
     def certs(self, *arguments: str) -> None:
         """`jbi certs`."""
-        assert run(["certs", *arguments, "--dir", str(self.folder / "certs")]) == 0
+        assert run(["certs", *arguments, "--folder", str(self.folder / "certs")]) == 0
 
     def status(self, address: str) -> dict[str, Any]:
         """What a server says to who may look."""

@@ -329,9 +329,9 @@ def test_a_certificate_is_a_credential_and_says_who_may(
     # Given a node with TLS, whose rules know alice, and another who has a certificate as well
     authority = str(tmp_path / "certs")
     place.jbi("certs", "init", authority)
-    place.jbi("certs", "issue", "tent", "--address", "127.0.0.1", "--dir", authority)
+    place.jbi("certs", "issue", "tent", "--address", "127.0.0.1", "--folder", authority)
     for name in ("alice", "bob"):
-        place.jbi("certs", "issue", name, "--dir", authority)
+        place.jbi("certs", "issue", name, "--folder", authority)
     rules = tmp_path / "policy.toml"
     rules.write_text(
         '[[access]]\nuser = ["alice", "tent"]\naction = "*"\n[[access]]\nuser = "bob"\naction = ["connect", "status"]\n'
