@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 
 import msgspec
 
@@ -125,7 +126,7 @@ def _section(section: ast.ClassDef) -> str:
     name = f"{name}.NAME" if name == config.NETWORK else name
     meanings = _meanings(section)
     rows = [
-        f"| {f.name} | `{f.default!r}` | {meanings[f.name]} |"
+        f"| {f.name} | `{json.dumps(f.default, ensure_ascii=False)}` | {meanings[f.name]} |"
         for f in msgspec.structs.fields(getattr(config, section.name))
     ]
     head = [f"## [{name}]", "", ast.get_docstring(section) or "", "", "| key | default | meaning |", "|---|---|---|"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import click
 from click.shell_completion import get_completion_class
 
@@ -38,4 +40,5 @@ def config(given: JsonArguments) -> None:
     rows = [(key, value, origins.get(key, "default")) for key, value in entries(effective)]
     columns = (Column("setting"), Column("value", long=True), Column("from", long=True))
     plain = {key: {"value": value, "origin": origin} for key, value, origin in rows}
-    given.show(plain, lambda: show_table(columns, rows))
+    as_toml = [(key, json.dumps(value, ensure_ascii=False), origin) for key, value, origin in rows]
+    given.show(plain, lambda: show_table(columns, as_toml))

@@ -73,7 +73,7 @@ class NodeSection(Section, frozen=True):
     query_seconds: Term = 30.0
     """Seconds that a query waits for other nodes, unless the query says otherwise."""
     reachable: tuple[Literal["delegate", "lookup"], ...] = ("delegate", "lookup")
-    """Servers of this node that applications at other nodes reach through the networks (`jbi --node`); none: ()."""
+    """Servers of this node that applications at other nodes reach through the networks (`jbi --node`); none: []."""
     answer: bool = True
     """Answer queries of other nodes from its archive."""
     silent_receivers: bool = True
