@@ -50,11 +50,13 @@ from .exceptions import (
     FederationExecutionDoesNotExist,
     NotConnected,
 )
+from .execution import CONVEYED
 from .federate import FederateAmbassador
-from .fom import Fom, parsed
+from .fom import Fom, Order, parsed
 from .proxy import RTI_TYPE, Module, Rti, living, modules_of
 from .services import FederateServices
 from .sessions import FRAME_MOST, LENGTH, Said, received, whole_frames
+from .support import SupportServices
 
 FIND_SECONDS: Final = 5.0
 """For a federation to be found in the lookup services."""
@@ -70,7 +72,7 @@ CALL_BYTES: Final = FRAME_MOST - 2 * BATCH_BYTES
 """A frame has what waited before, and one more call."""
 
 
-class RTIAmbassador(FederateServices):
+class RTIAmbassador(FederateServices, SupportServices):
     """See the module. For one thread; `evoke_...` and calls of services may be on different ones."""
 
     def __init__(self, config: Config | None = None) -> None:
@@ -82,6 +84,12 @@ class RTIAmbassador(FederateServices):
         self._modules: tuple[Module, ...] = ()
         self._link: FederateLink | None = None
         self._evoking = False
+        self._enabled = True
+        self.producing_federate = 0
+        """Who has sent what the callback that is being called brings; 0: it is not known, as without
+        `set_convey_producing_federate_switch`."""
+        self.sent_order: Order = "receive"
+        """In which order that was sent."""
         self._handle = 0
         self._name = ""
 
@@ -241,18 +249,26 @@ class RTIAmbassador(FederateServices):
     # -- callbacks ----------------------------------------------------------------------------------------------
 
     def evoke_callback(self, timeout: float = 0.0) -> bool:
-        """Have one callback called, waiting `timeout` seconds for it; whether there was one (clause 10.38). What the
+        """Have one callback called, waiting `timeout` seconds for it; whether there was one (clause 10.41). What the
         callback raises is raised. Raises CallNotAllowedFromWithinCallback."""
         return self._evoke(time.monotonic() + timeout)
 
     def evoke_multiple_callbacks(self, minimum: float = 0.0, maximum: float = 0.0) -> bool:
         """Have callbacks called for `minimum` seconds, and as long as there are more, up to `maximum`; whether there
-        are more (clause 10.39)."""
+        are more (clause 10.42)."""
         began = time.monotonic()
         while self._evoke(began + minimum):
             if time.monotonic() >= began + max(minimum, maximum):
                 break
         return self._link is not None and self._link.waits()
+
+    def enable_callbacks(self) -> None:
+        """Callbacks are called again where they are evoked (clause 10.43)."""
+        self._enabled = True
+
+    def disable_callbacks(self) -> None:
+        """None are called, wherever they are evoked, until they are enabled (clause 10.44)."""
+        self._enabled = False
 
     def _evoke(self, until: float) -> bool:
         if self._evoking:
@@ -260,10 +276,10 @@ class RTIAmbassador(FederateServices):
                 "callbacks are evoked from within a callback", hint="Return from it first"
             )
         link = self._joined()
-        callback = link.next(max(0.0, until - time.monotonic()))
+        callback = link.next(max(0.0, until - time.monotonic())) if self._enabled else None
         if callback is None:
             return False
-        name, arguments = callback
+        name, arguments = self._told_by(*callback)
         act = getattr(self._ambassador, name, None)
         if act is None or name.startswith("_"):
             raise ProtocolError(f"the RTI tells of {name[:100]!r}, which is no callback")
@@ -275,6 +291,14 @@ class RTIAmbassador(FederateServices):
         finally:
             self._evoking = False
         return True
+
+    def _told_by(self, name: str, arguments: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
+        """A callback as it is called, without its producer, who is kept."""
+        if name in CONVEYED:
+            most = CONVEYED[name]
+            self.sent_order = "timestamp" if arguments[most - 1] else "receive"
+            self.producing_federate = arguments[most] if len(arguments) > most else 0
+        return name, arguments[: CONVEYED.get(name)]
 
     # -- what the object model says -----------------------------------------------------------------------------
 
@@ -294,22 +318,6 @@ class RTIAmbassador(FederateServices):
     def federate_name(self) -> str:
         """This federate's, also where it gave none."""
         return self._name
-
-    def get_object_class_handle(self, name: str) -> int:
-        """With or without HLAobjectRoot (clause 10.6). Raises NameNotFound."""
-        return self.fom.object_class(name)
-
-    def get_attribute_handle(self, cls: int, name: str) -> int:
-        """Handle of an attribute of a class (clause 10.10). Raises NameNotFound."""
-        return self.fom.attribute(cls, name)
-
-    def get_interaction_class_handle(self, name: str) -> int:
-        """With or without HLAinteractionRoot (clause 10.14). Raises NameNotFound."""
-        return self.fom.interaction_class(name)
-
-    def get_parameter_handle(self, cls: int, name: str) -> int:
-        """Handle of a parameter of a class (clause 10.16). Raises NameNotFound."""
-        return self.fom.parameter(cls, name)
 
 
 class FrameSocket:

@@ -19,12 +19,25 @@ from typing import Final
 
 from . import backlog
 from .exceptions import InvalidLogicalTime, RtiInternalError
-from .execution import AT_ZERO, Asked, Callback, Clock, Message, Notice, Pace, Sent, ServiceCall, put_entry
+from .execution import (
+    AT_ZERO,
+    Asked,
+    Callback,
+    Clock,
+    DeletedInstance,
+    Message,
+    Notice,
+    Pace,
+    Sent,
+    ServiceCall,
+    put_entry,
+)
 
 Bound = tuple[float, int]
 Receivers = tuple[tuple[int, Callback], ...]
 
-NEVER: Final[Bound] = (math.inf, 0)
+NEVER: Final[Bound] = (math.inf, 1)
+"""Who is at infinity sends nothing any more: others may be there, too."""
 HELD_MOST: Final = 10_000
 """Receive-ordered messages that wait for a constrained federate which asks for no time; at more it gets them."""
 WAITING_MOST: Final = 1_000_000
@@ -40,6 +53,8 @@ def _bound(pace: Pace, time: float, *, is_exclusive: bool) -> Bound:
     """At a time that it has, or will have."""
     lookahead = pace.lookahead or 0.0
     at = time + lookahead
+    if at == math.inf:
+        return NEVER
     if at < pace.floor:
         return pace.floor, 0
     return at, int(lookahead == 0.0 and (is_exclusive or (pace.is_exclusive and time == pace.time)))
@@ -121,7 +136,7 @@ def is_held_by_another(clock: Clock, federate: int, kind: Asked, time: float) ->
                 at = asked[1]
             else:
                 continue
-            if at + each.lookahead <= least and each.floor <= least:
+            if at + each.lookahead <= least and each.floor <= least and at < math.inf:
                 return True
     return False
 
@@ -149,6 +164,7 @@ def is_ordered(call: ServiceCall, time: float | None) -> bool:
 def send_as_received(call: ServiceCall, receivers: Receivers) -> None:
     """Messages in receive order: told at once, but for constrained federates that ask for no time and have not enabled
     asynchronous delivery (clause 8.1.5)."""
+    receivers = _conveyed(call, receivers)
     paces = call.execution.clock.paces
     if not paces:
         call.told.extend(Notice(*each) for each in receivers)
@@ -168,9 +184,23 @@ def send_as_received(call: ServiceCall, receivers: Receivers) -> None:
         call.change("clock", held=waiting)
 
 
-def send_in_order(call: ServiceCall, time: float, retraction: int, receivers: Receivers) -> None:
+def _conveyed(call: ServiceCall, receivers: Receivers) -> Receivers:
+    """With the sender, for those who are told of it."""
+    told = call.execution.declared.conveyed
+    if not told:
+        return receivers
+    return tuple(
+        (each, callback._replace(arguments=(*callback.arguments, call.federate)) if each in told else callback)
+        for each, callback in receivers
+    )
+
+
+def send_in_order(
+    call: ServiceCall, time: float, retraction: int, receivers: Receivers, deleted: DeletedInstance | None = None
+) -> None:
     """A message in time-stamp order: it waits for who is constrained, others get it at once. Raises RtiInternalError
     when too much waits."""
+    receivers = _conveyed(call, receivers)
     clock = call.execution.clock
     waiting = clock.waiting
     moves = False
@@ -189,7 +219,7 @@ def send_in_order(call: ServiceCall, time: float, retraction: int, receivers: Re
         moves = moves or (pace.asked is not None and pace.asked[0] in ("NMR", "NMRA"))
     sent = clock.sent
     if retraction:
-        made = Sent(time, retraction, tuple(federate for federate, _ in receivers))
+        made = Sent(time, retraction, tuple(federate for federate, _ in receivers), deleted)
         mine = backlog.put(sent.get(call.federate, ()), made)
         sent = sent.set(call.federate, mine[len(mine) > SENT_MOST // backlog.CHUNK :])
     call.set_clock(clock._replace(waiting=waiting, sent=sent))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from jbi_pubsub.bridge.elements import CODECS, Codec, enumeration, is_unit, opaque
@@ -228,19 +227,6 @@ def _structure(name: str, layout: Encoding | None, form: tuple[Any, ...]) -> Cod
     """Codec of a record or an array. Its form is a digest: those of types within it make it up."""
     short = (form[0], hashlib.sha256(repr(form).encode()).hexdigest())
     return Codec(name, "structure", short, layout.decode, layout.encode) if layout is not None else opaque(name, short)
-
-
-def read(*modules: str | Path) -> Types:
-    """The data types of modules in files. Raises ErrorReadingFom."""
-    found = []
-    for module in modules:
-        try:
-            found.append((str(module), Path(module).read_bytes()))
-        except OSError as exc:
-            raise ErrorReadingFom(
-                f"the module {module} can't be read: {exc.strerror}", hint="Give a file in OMT XML", file=str(module)
-            ) from exc
-    return parsed(*found)
 
 
 def parsed(*modules: tuple[str, bytes]) -> Types:

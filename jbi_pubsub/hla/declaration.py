@@ -99,3 +99,13 @@ def _set_class(call: ServiceCall, table: str, cls: int, *, is_in: bool) -> None:
     classes = set(declared.get(call.federate, ()))
     classes = classes | {cls} if is_in else classes - {cls}
     call.change("declared", **{table: put_entry(declared, call.federate, tuple(sorted(classes)))})
+
+
+# -- switches -------------------------------------------------------------------------------------------------------
+
+
+def set_convey_producing_federate_switch(call: ServiceCall, on: bool) -> None:  # a service's argument
+    """The federate is told by whom what it gets was sent, from now on."""
+    told = call.execution.declared.conveyed
+    put = told.set(call.federate, True) if on else told.delete(call.federate) if call.federate in told else told
+    call.change("declared", conveyed=put)

@@ -141,6 +141,14 @@ class ObjectInstanceNameInUse(RtiError):
     """An object instance has that name."""
 
 
+class IllegalName(RtiError):
+    """A name that no object instance can have: it is empty, or begins with HLA."""
+
+
+class ObjectInstanceNameNotReserved(RtiError):
+    """The federate has not reserved that name."""
+
+
 class DeletePrivilegeNotHeld(RtiError):
     """The federate does not own HLAprivilegeToDeleteObject of the instance."""
 

@@ -47,6 +47,10 @@ class Callback(NamedTuple):
     arguments: tuple[Any, ...] = ()
 
 
+CONVEYED: Final = {"reflect_attribute_values": 5, "receive_interaction": 5, "remove_object_instance": 4}
+"""Callbacks that a federate has sent, and how many arguments they have; a further one is its handle."""
+
+
 class Notice(NamedTuple):
     """A callback on its way to a federate."""
 
@@ -141,6 +145,10 @@ class Declared(NamedTuple):
     """Interaction classes that a federate publishes."""
     hears: Map[int, Handles] = Map()
     """Interaction classes that a federate subscribes to."""
+    advised: Map[int, tuple[str, ...]] = Map()
+    """Advisories that a federate gets."""
+    conveyed: Map[int, bool] = Map()
+    """Federates who are told by whom something was sent."""
 
     def without(self, federate: int) -> Declared:
         """After it has left."""
@@ -172,6 +180,8 @@ class Instances(NamedTuple):
     """Order of an instance's attributes, where its owner has changed it."""
     sent: Map[tuple[int, int], Order] = Map()
     """Order of a federate's interactions of a class, where it has changed it."""
+    reserved: Map[str, int] = Map()
+    """Names that a federate has reserved."""
 
     def forgotten_by(self, federate: int) -> Instances:
         """After it has left."""
@@ -183,7 +193,8 @@ class Instances(NamedTuple):
         for key in self.sent:
             if key[0] == federate:
                 sent = sent.delete(key)
-        return self._replace(by_handle=by_handle, sent=sent)
+        reserved = Map({name: owner for name, owner in self.reserved.items() if owner != federate})
+        return self._replace(by_handle=by_handle, sent=sent, reserved=reserved)
 
 
 # -- ownership management ---------------------------------------------------------------------------------------------
@@ -250,12 +261,21 @@ class Message(NamedTuple):
     callback: Callback
 
 
+class DeletedInstance(NamedTuple):
+    """An instance that was deleted at a time to come, and its owners."""
+
+    handle: int
+    instance: Instance
+    owners: Map[int, int]
+
+
 class Sent(NamedTuple):
     """Message that may still be retracted."""
 
     time: float
     retraction: int
     receivers: Handles
+    deleted: DeletedInstance | None = None
 
 
 class Clock(NamedTuple):
@@ -305,8 +325,8 @@ class Execution(NamedTuple):
 
 
 KINDS: Final = (
-    Execution, Callback, Claim, Clock, Declared, Instance, Instances, Member, Members, Message, Owned, Pace, Point,
-    Points, Saving, Sent,
+    Execution, Callback, Claim, Clock, Declared, DeletedInstance, Instance, Instances, Member, Members, Message, Owned,
+    Pace, Point, Points, Saving, Sent,
 )  # fmt: skip
 """The kinds of values that an execution is made of."""
 

@@ -65,6 +65,42 @@ class FederateAmbassador:
     def federation_restore_status_response(self, own: str, others: tuple[str, ...]) -> None:
         """Where the restore is here, and in which states others are."""
 
+    def start_registration_for_object_class(self, cls: int) -> None:
+        """Somebody wants instances of a class that the federate publishes: an advisory."""
+
+    def stop_registration_for_object_class(self, cls: int) -> None:
+        """Nobody does any more."""
+
+    def turn_interactions_on(self, cls: int) -> None:
+        """Somebody wants interactions of a class that the federate publishes: an advisory."""
+
+    def turn_interactions_off(self, cls: int) -> None:
+        """Nobody does any more."""
+
+    def turn_updates_on_for_object_instance(self, instance: int, attributes: tuple[int, ...]) -> None:
+        """Somebody wants values of these, which the federate owns: an advisory."""
+
+    def turn_updates_off_for_object_instance(self, instance: int, attributes: tuple[int, ...]) -> None:
+        """Nobody does any more."""
+
+    def attributes_in_scope(self, instance: int, attributes: tuple[int, ...]) -> None:
+        """Somebody owns these, to which the federate subscribes: an advisory."""
+
+    def attributes_out_of_scope(self, instance: int, attributes: tuple[int, ...]) -> None:
+        """Nobody does any more, or it subscribes to them no more."""
+
+    def object_instance_name_reservation_succeeded(self, name: str) -> None:
+        """The name is the federate's to give."""
+
+    def object_instance_name_reservation_failed(self, name: str) -> None:
+        """It is given, or somebody has reserved it."""
+
+    def multiple_object_instance_name_reservation_succeeded(self, names: tuple[str, ...]) -> None:
+        """All of them are the federate's to give."""
+
+    def multiple_object_instance_name_reservation_failed(self, names: tuple[str, ...]) -> None:
+        """One of them is not, and none was reserved."""
+
     def discover_object_instance(self, instance: int, cls: int, name: str) -> None:
         """There is an instance."""
 

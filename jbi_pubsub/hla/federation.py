@@ -102,6 +102,18 @@ def resign_federation_execution(call: ServiceCall, action: str) -> None:
     _leave(call)
 
 
+def get_automatic_resign_directive(call: ServiceCall) -> str:
+    """The answer is the action with which the federate is resigned when it dies (clause 10.2)."""
+    return call.execution.members.joined[call.federate].action
+
+
+def set_automatic_resign_directive(call: ServiceCall, action: str) -> None:
+    """Another one (clause 10.3). Raises InvalidResignAction."""
+    _check_action(action)
+    joined = call.execution.members.joined
+    call.change("members", joined=joined.set(call.federate, joined[call.federate]._replace(action=action)))
+
+
 def _check_action(action: str) -> None:
     if action not in RESIGN_ACTIONS:
         raise InvalidResignAction(f"no resign action {action[:100]!r}", hint=f"There are {', '.join(RESIGN_ACTIONS)}")

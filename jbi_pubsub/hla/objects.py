@@ -4,14 +4,15 @@ An instance, for each federate:  unknown -> discovered (at the lowest class that
 A message:                       sent -> told at once (receive order), or given to time management (time-stamp order)
 
 An RTI keeps no values: who wants what was sent before asks the owner for it. Own, where the standard leaves room: an
-instance that is deleted at a logical time is gone for its owner, and its name free, at once; the deletion can't be
-retracted.
+instance that is deleted at a logical time is gone for its owner, and its name free, at once; it is there again when the
+deletion is retracted. A name need not be reserved to be taken.
 """
 
 from __future__ import annotations
 
 import itertools
 from functools import lru_cache
+from typing import Final
 
 from immutables import Map
 
@@ -19,14 +20,20 @@ from . import clock, ownership
 from .exceptions import (
     DeletePrivilegeNotHeld,
     FederateOwnsAttributes,
+    IllegalName,
     InteractionClassNotPublished,
     InteractionParameterNotDefined,
     InvalidArgument,
+    MessageCanNoLongerBeRetracted,
     ObjectClassNotPublished,
     ObjectInstanceNameInUse,
+    ObjectInstanceNameNotReserved,
 )
-from .execution import Attributes, Callback, Handles, Instance, ServiceCall, Values
+from .execution import Attributes, Callback, DeletedInstance, Handles, Instance, ServiceCall, Values, put_entry
 from .fom import Class, Order, checked_attributes, interaction_class, object_class
+
+RESERVED_MOST: Final = 100_000
+"""Names that are reserved at once in a federation; at more a reservation fails."""
 
 # -- instances ------------------------------------------------------------------------------------------------------
 
@@ -43,8 +50,10 @@ def register_object_instance(call: ServiceCall, cls: int, name: str = "") -> int
         )
     handle = call.next_handle()
     name = name or f"HLAobject-{handle}"
-    if name in instances.by_name:
-        raise ObjectInstanceNameInUse(f"an object instance is called {name[:200]!r}", hint="Take another name")
+    if not _is_free(call, name):
+        raise ObjectInstanceNameInUse(
+            f"an object instance is called {name[:200]!r}, or somebody has reserved that", hint="Take another name"
+        )
     owned = tuple(sorted({*published, call.model.fom.privilege}))
     heard = {call.federate: cls}
     for each in sorted(declared.subscribed):
@@ -57,10 +66,52 @@ def register_object_instance(call: ServiceCall, cls: int, name: str = "") -> int
         instances=instances._replace(
             by_handle=instances.by_handle.set(handle, Instance(cls, name, Map(heard))),
             by_name=instances.by_name.set(name, handle),
+            reserved=instances.reserved.delete(name) if name in instances.reserved else instances.reserved,
         ),
     )
     ownership.offer_rest(call, handle, kind, owned)
     return handle
+
+
+def _is_free(call: ServiceCall, name: str) -> bool:
+    """Whether the federate may give an instance that name."""
+    instances = call.execution.instances
+    return name not in instances.by_name and instances.reserved.get(name, call.federate) == call.federate
+
+
+def reserve_object_instance_name(call: ServiceCall, name: str) -> None:
+    """The federate alone may give an instance that name, as object_instance_name_reservation_succeeded or _failed tells
+    (clause 6.2). Raises IllegalName."""
+    _reserve(call, (name,), "object_instance_name_reservation", name)
+
+
+def reserve_multiple_object_instance_names(call: ServiceCall, names: tuple[str, ...]) -> None:
+    """The same with all of them or none (clause 6.5). Raises IllegalName."""
+    _reserve(call, names, "multiple_object_instance_name_reservation", names)
+
+
+def _reserve(call: ServiceCall, names: tuple[str, ...], callback: str, told: str | tuple[str, ...]) -> None:
+    if wrong := [each for each in names if not each or each.startswith("HLA")] or not names:
+        raise IllegalName(f"names that can't be reserved: {wrong}"[:300], hint="Give names that do not begin with HLA")
+    reserved = call.execution.instances.reserved
+    succeeds = len(reserved) + len(names) <= RESERVED_MOST and all(
+        _is_free(call, each) and each not in reserved for each in names
+    )
+    if succeeds:
+        call.change("instances", reserved=reserved.update(dict.fromkeys(names, call.federate)))
+    call.tell(call.federate, f"{callback}_{'succeeded' if succeeds else 'failed'}", told)
+
+
+def release_multiple_object_instance_names(call: ServiceCall, names: tuple[str, ...]) -> None:
+    """Anybody may take these names (clauses 6.4 and 6.7). Raises ObjectInstanceNameNotReserved."""
+    reserved = call.execution.instances.reserved
+    for each in names:
+        if reserved.get(each) != call.federate:
+            raise ObjectInstanceNameNotReserved(
+                f"the federate has not reserved {each[:200]!r}, or has given it", hint="There is nothing to release"
+            )
+        reserved = reserved.delete(each)
+    call.change("instances", reserved=reserved)
 
 
 def _seen_as(subscribed: Attributes, above: Handles) -> int | None:
@@ -85,23 +136,42 @@ def discover(call: ServiceCall, cls: int) -> None:
 
 
 def delete_object_instance(call: ServiceCall, instance: int, tag: bytes = b"", time: float | None = None) -> int:
-    """The instance is no more (clause 6.14). Raises ObjectInstanceNotKnown, DeletePrivilegeNotHeld,
-    InvalidLogicalTime."""
+    """The instance is no more; the answer is a retraction handle, 0 in receive order (clause 6.14). Raises
+    ObjectInstanceNotKnown, DeletePrivilegeNotHeld, InvalidLogicalTime."""
     found, privilege = call.known(instance), call.model.fom.privilege
     if call.execution.owned.owner(instance, privilege) != call.federate:
         raise DeletePrivilegeNotHeld(
             f"the federate does not own HLAprivilegeToDeleteObject of {found.name}", hint="Acquire it first"
         )
-    ordered = clock.is_ordered(call, time) and _order(call, instance, privilege)
-    receivers = _delete(call, instance, tag, time)
-    if ordered == "timestamp" and time is not None:
-        clock.send_in_order(call, time, 0, receivers)
-    else:
-        clock.send_as_received(call, receivers)
-    return 0
+    if time is None or not clock.is_ordered(call, time) or _order(call, instance, privilege) != "timestamp":
+        clock.send_as_received(call, _delete(call, instance, tag, time))
+        return 0
+    retraction = call.next_handle()
+    deleted = DeletedInstance(instance, found, call.execution.owned.owners[instance])
+    clock.send_in_order(call, time, retraction, _delete(call, instance, tag, time, retraction), deleted)
+    return retraction
 
 
-def _delete(call: ServiceCall, instance: int, tag: bytes, time: float | None) -> clock.Receivers:
+def reinstate(call: ServiceCall, deleted: DeletedInstance) -> None:
+    """The instance is there again, as its deletion is retracted; who has left has nothing of it. Raises
+    MessageCanNoLongerBeRetracted when its name is taken."""
+    handle, found, owners = deleted
+    if not _is_free(call, found.name):
+        raise MessageCanNoLongerBeRetracted(
+            f"another object instance is called {found.name[:200]!r}", hint="Retract earlier"
+        )
+    instances, owned, joined = call.execution.instances, call.execution.owned, call.execution.members.joined
+    known = Map({each: cls for each, cls in found.known.items() if each in joined})
+    left = Map({each: owner for each, owner in owners.items() if owner in joined})
+    call.change(
+        "instances",
+        by_handle=instances.by_handle.set(handle, found._replace(known=known)),
+        by_name=instances.by_name.set(found.name, handle),
+    )
+    call.change("owned", owners=put_entry(owned.owners, handle, left))
+
+
+def _delete(call: ServiceCall, instance: int, tag: bytes, time: float | None, retraction: int = 0) -> clock.Receivers:
     """The instance is not there any more; who is to be told."""
     instances = call.execution.instances
     found = instances.by_handle[instance]
@@ -114,7 +184,7 @@ def _delete(call: ServiceCall, instance: int, tag: bytes, time: float | None) ->
         by_handle=instances.by_handle.delete(instance), by_name=instances.by_name.delete(found.name), orders=orders,
     )  # fmt: skip
     call.execution = call.execution._replace(owned=call.execution.owned.without(instance))
-    callback = Callback("remove_object_instance", (instance, tag, time, 0))
+    callback = Callback("remove_object_instance", (instance, tag, time, retraction))
     return tuple((each, callback) for each in sorted(found.known) if each != call.federate)
 
 

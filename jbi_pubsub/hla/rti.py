@@ -21,7 +21,7 @@ from jbi_pubsub.core.errors import ProtocolError
 from jbi_pubsub.core.near import near_name
 from jbi_pubsub.core.values import decoded
 
-from . import declaration, extensions, federation, objects, ownership, timing
+from . import advice, declaration, extensions, federation, objects, ownership, timing
 from .exceptions import (
     FederateAlreadyExecutionMember,
     FederateNotExecutionMember,
@@ -85,6 +85,12 @@ def _handles(name: str, value: Any) -> tuple[int, ...]:
     return tuple(value)
 
 
+def _names(name: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes) or len(value) > HANDLES_MOST:
+        raise InvalidArgument(f"{name} takes up to {HANDLES_MOST:,} names, not {_shown(value)}", hint=_HINT)
+    return tuple(dict.fromkeys(_text(name, each) for each in value))
+
+
 def _members(name: str, value: Any) -> tuple[int, ...] | None:
     return None if value is None else _handles(name, value)
 
@@ -128,6 +134,11 @@ def _seconds(name: str, value: Any, what: str, error: type[RtiError]) -> float:
 
 def _time(name: str, value: Any) -> float:
     return _seconds(name, value, "logical time", InvalidLogicalTime)
+
+
+def _final(name: str, value: Any) -> float:
+    """A time that may be infinity: nothing follows."""
+    return math.inf if value == math.inf else _time(name, value)
 
 
 def _stamp(name: str, value: Any) -> float | None:
@@ -188,6 +199,8 @@ SERVICES: Final[dict[str, Service]] = {
         _of(federation.federate_restore_not_complete, at="restore"),
         _of(federation.abort_federation_restore, at="restore"),
         _of(federation.query_federation_restore_status, at="both"),
+        _of(federation.get_automatic_resign_directive),
+        _of(federation.set_automatic_resign_directive, _text),
         _of(extensions.query_synchronization_point, _text),
         _of(extensions.disclose_surrogate),
         _of(extensions.report_registration_failure, _text, _text),
@@ -206,6 +219,11 @@ SERVICES: Final[dict[str, Service]] = {
         _of(declaration.unpublish_interaction_class, _handle),
         _of(declaration.subscribe_interaction_class, _handle),
         _of(declaration.unsubscribe_interaction_class, _handle),
+        _of(declaration.set_convey_producing_federate_switch, _flag),
+        _of(advice.set_advisory_switch, _text, _flag),
+        _of(objects.reserve_object_instance_name, _text),
+        _of(objects.reserve_multiple_object_instance_names, _names),
+        _of(objects.release_multiple_object_instance_names, _names),
         _of(objects.register_object_instance, _handle, _text, needs=1),
         _of(objects.update_attribute_values, _handle, _values, _tag, _stamp, needs=2),
         _of(objects.send_interaction, _handle, _values, _tag, _stamp, needs=2),
@@ -235,11 +253,11 @@ SERVICES: Final[dict[str, Service]] = {
         _of(timing.disable_time_constrained),
         _of(timing.enable_asynchronous_delivery),
         _of(timing.disable_asynchronous_delivery),
-        _of(timing.time_advance_request, _time),
-        _of(timing.time_advance_request_available, _time),
-        _of(timing.next_message_request, _time),
-        _of(timing.next_message_request_available, _time),
-        _of(timing.flush_queue_request, _time),
+        _of(timing.time_advance_request, _final),
+        _of(timing.time_advance_request_available, _final),
+        _of(timing.next_message_request, _final),
+        _of(timing.next_message_request_available, _final),
+        _of(timing.flush_queue_request, _final),
         _of(timing.modify_lookahead, _lookahead),
         _of(timing.retract, _handle),
         _of(timing.query_logical_time),
@@ -290,6 +308,9 @@ def call(model: FederationModel, execution: Execution, federate: int, service: s
     checked = [check(service, each) for check, each in zip(found.checks, arguments, strict=False)]
     made = ServiceCall(model, execution, federate)
     answer = found.act(made, *checked)
+    if made.execution.declared.advised and not execution.saving.is_restore:
+        about = answer if found.act is objects.register_object_instance else checked[0] if checked else 0
+        advice.advise(made, execution, about)
     if model.options.adds:
         made.told.extend(extensions.notices(model.options, execution, made.execution))
     return made.step(answer)
@@ -323,5 +344,10 @@ _ANYTHING: Final[Decoder[list[Any]]] = Decoder(list[Any])
 _PARTS: Final[Decoder[list[msgspec.Raw]]] = Decoder(Annotated[list[msgspec.Raw], msgspec.Meta(max_length=10)])
 _BYTES: Final[Decoder[Any]] = Decoder(bytes)
 _ARGUMENT: Final[Decoder[Any]] = Decoder(
-    bool | int | float | str | Annotated[list[int | tuple[int, bytes]], msgspec.Meta(max_length=HANDLES_MOST)] | None
+    bool
+    | int
+    | float
+    | str
+    | Annotated[list[int | str | tuple[int, bytes]], msgspec.Meta(max_length=HANDLES_MOST)]
+    | None
 )

@@ -11,6 +11,7 @@ saves, and federates that join under the names that were saved can restore one.
 from __future__ import annotations
 
 import logging
+import math
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -380,7 +381,7 @@ def _facts(federation: ServedFederation) -> dict[str, Any]:
         "unsent": sum(each.unsent for each in federation.group.sessions),
         "resigned": dict(federation.lost),
         "times": {
-            execution.members.joined[handle].name: pace.time
+            execution.members.joined[handle].name: pace.time if pace.time < math.inf else None  # JSON has no infinity
             for handle, pace in sorted(execution.clock.paces.items())
             if handle in execution.members.joined
         },

@@ -189,8 +189,9 @@ class FederationServices(ServiceCaller):
         self._ask("disable_asynchronous_delivery")
 
     def time_advance_request(self, time: float) -> None:
-        """Ask to be at that time; time_advance_grant tells when it is (clause 8.8). Raises LogicalTimeAlreadyPassed,
-        InTimeAdvancingState, InvalidLogicalTime."""
+        """Ask to be at that time; time_advance_grant tells when it is (clause 8.8). With infinity the federate is
+        through: it sends nothing any more in time-stamp order. Raises LogicalTimeAlreadyPassed, InTimeAdvancingState,
+        InvalidLogicalTime."""
         self._ask("time_advance_request", time)
 
     def time_advance_request_available(self, time: float) -> None:
@@ -243,6 +244,24 @@ class ObjectServices(ServiceCaller):
 
     # -- object management ------------------------------------------------------------------------------------------
 
+    def reserve_object_instance_name(self, name: str) -> None:
+        """This federate alone may give that name to an instance: object_instance_name_reservation_succeeded or _failed
+        tells (clause 6.2). Raises IllegalName."""
+        self._ask("reserve_object_instance_name", name)
+
+    def release_object_instance_name(self, name: str) -> None:
+        """Anybody may take the name (clause 6.4). Raises ObjectInstanceNameNotReserved."""
+        self._ask("release_multiple_object_instance_names", (name,))
+
+    def reserve_multiple_object_instance_names(self, names: Iterable[str]) -> None:
+        """All of them or none, as multiple_object_instance_name_reservation_succeeded or _failed tells (clause 6.5).
+        Raises IllegalName."""
+        self._ask("reserve_multiple_object_instance_names", tuple(names))
+
+    def release_multiple_object_instance_names(self, names: Iterable[str]) -> None:
+        """The same of several (clause 6.7). Raises ObjectInstanceNameNotReserved."""
+        self._ask("release_multiple_object_instance_names", tuple(names))
+
     def register_object_instance(self, cls: int, name: str = "") -> int:
         """A new instance; its handle (clause 6.8). Raises ObjectClassNotPublished, ObjectInstanceNameInUse."""
         return int(self._ask("register_object_instance", cls, name))
@@ -269,9 +288,10 @@ class ObjectServices(ServiceCaller):
             return 0
         return int(self._ask("send_interaction", cls, pairs, tag, time))
 
-    def delete_object_instance(self, instance: int, tag: bytes = b"", time: float | None = None) -> None:
-        """The instance is no more (clause 6.14). Raises ObjectInstanceNotKnown, DeletePrivilegeNotHeld."""
-        self._ask("delete_object_instance", instance, tag, time)
+    def delete_object_instance(self, instance: int, tag: bytes = b"", time: float | None = None) -> int:
+        """The instance is no more; the retraction handle, 0 in receive order (clause 6.14). Raises
+        ObjectInstanceNotKnown, DeletePrivilegeNotHeld."""
+        return int(self._ask("delete_object_instance", instance, tag, time))
 
     def local_delete_object_instance(self, instance: int) -> None:
         """This federate forgets the instance (clause 6.16). Raises FederateOwnsAttributes."""

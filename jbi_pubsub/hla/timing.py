@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from . import backlog
+from . import backlog, objects
 from .clock import bounds_of, galt_of, is_held_by_another, promised, settle
 from .exceptions import (
     AsynchronousDeliveryAlreadyDisabled,
@@ -212,6 +212,8 @@ def retract(call: ServiceCall, retraction: int) -> None:
             hint="Retract earlier",
             handle=retraction,
         )
+    if found.deleted is not None:
+        objects.reinstate(call, found.deleted)
     waiting = clock.waiting
     for each in found.receivers:
         queue = waiting.get(each, ())

@@ -218,6 +218,20 @@ def test_a_save_that_fails_fails_for_all_and_keeps_nothing(rig: Any, how: str) -
     assert it.heard("a") == [("request_federation_restore_failed", "L", "UNKNOWN_LABEL")]
 
 
+def test_a_restore_that_is_given_up_changes_nothing(rig: Any) -> None:
+    it = rig("a", "b")
+    save(it, "L", "a", "b")
+    it.call("a", "enable_time_regulation", 1.0)
+    with pytest.raises(exc.RestoreNotInProgress):
+        it.call("a", "abort_federation_restore")
+    before = it.execution
+    it.call("a", "request_federation_restore", "L")
+    it.forget()
+    it.call("b", "abort_federation_restore")
+    assert it.heard("a") == it.heard("b") == [("federation_not_restored", "L", "ABORTED")]
+    assert it.execution == before
+
+
 @pytest.mark.row("H-12")
 def test_a_restored_federation_is_as_it_was_with_the_handles_that_it_had(rig: Any) -> None:
     # Given an aircraft, a time, a message that waits, and a save
@@ -240,8 +254,10 @@ def test_a_restored_federation_is_as_it_was_with_the_handles_that_it_had(rig: An
         ("federation_restore_begun",),
         ("initiate_federate_restore", "L", "b", handles["b"]),
     ]
-    for each in ("a", "b"):
-        it.call(each, "federate_restore_complete")
+    it.call("a", "federate_restore_complete")
+    it.call("b", "query_federation_restore_status")
+    assert it.heard("b") == [("federation_restore_status_response", "instructed", ("waiting",))]
+    it.call("b", "federate_restore_complete")
     # Expect it to be as it was
     assert it.heard("b") == [("federation_restored", "L")]
     assert it.execution._replace(saving=saved.saving, handles=0) == saved

@@ -108,6 +108,35 @@ def test_interactions_go_to_who_subscribes_to_their_class_or_one_above(rig: Any)
         it.call("sender", "send_interaction", it.mayday, ((99, b""),))
 
 
+def test_who_publishes_or_hears_no_more_sends_or_gets_nothing(rig: Any) -> None:
+    it = rig("sender", "reader")
+    it.call("sender", "publish_interaction_class", it.radio)
+    it.call("reader", "subscribe_interaction_class", it.radio)
+    it.call("reader", "unsubscribe_interaction_class", it.radio)
+    it.call("sender", "send_interaction", it.radio, ())
+    assert it.heard("reader") == []
+    it.call("sender", "unpublish_interaction_class", it.radio)
+    with pytest.raises(exc.InteractionClassNotPublished):
+        it.call("sender", "send_interaction", it.radio, ())
+
+
+def test_interactions_go_in_the_order_that_their_sender_says(rig: Any) -> None:
+    # Given a sender that regulates, and a reader that is constrained
+    it = rig("sender", "reader")
+    it.call("sender", "publish_interaction_class", it.radio)
+    it.call("reader", "subscribe_interaction_class", it.radio)
+    it.call("sender", "enable_time_regulation", 1.0)
+    it.call("reader", "enable_time_constrained")
+    it.call("reader", "enable_asynchronous_delivery")
+    it.forget()
+    # When it sends in time-stamp order, as the model says, and then in receive order
+    assert it.call("sender", "send_interaction", it.radio, (), b"1", 5.0) > 0
+    assert it.heard("reader") == []
+    it.call("sender", "change_interaction_order_type", it.radio, "receive")
+    assert it.call("sender", "send_interaction", it.radio, (), b"2", 5.0) == 0
+    assert it.heard("reader") == [("receive_interaction", it.radio, (), b"2", 5.0, 0)]
+
+
 def test_what_is_forgotten_is_discovered_anew(rig: Any) -> None:
     it = rig("a", "b")
     aircraft = it.aircraft_of("a", "b")
@@ -158,7 +187,8 @@ def test_many_attributes_and_instances_stay_workable() -> None:
     ("service", "arguments", "error"),
     [
         ("time_advance_request", (float("nan"),), exc.InvalidLogicalTime),
-        ("time_advance_request", (float("inf"),), exc.InvalidLogicalTime),
+        ("request_federation_save", ("x", float("inf")), exc.InvalidLogicalTime),
+        ("enable_time_regulation", (float("inf"),), exc.InvalidLookahead),
         ("time_advance_request", (-1.0,), exc.InvalidLogicalTime),
         ("time_advance_request", ("5",), exc.InvalidLogicalTime),
         ("time_advance_request", (True,), exc.InvalidLogicalTime),

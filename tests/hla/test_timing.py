@@ -58,6 +58,12 @@ def test_tara_is_granted_at_the_bound_itself(pair: Any) -> None:
     assert pair.heard("b") == [("time_advance_grant", 1.0)]
 
 
+def test_nmra_is_granted_at_a_message_at_the_bound_itself(pair: Any) -> None:
+    send(pair, "a", b"1", 1.0)
+    pair.call("b", "next_message_request_available", 9.0)
+    assert texts(pair.heard("b")) == [b"1", 1.0]
+
+
 @pytest.mark.row("H-24")
 def test_messages_come_in_the_order_of_their_time_stamps(pair: Any) -> None:
     # Given messages that are sent in another order, two for the same time

@@ -127,7 +127,8 @@ class Federations(NamedTuple):
         if not modules:
             return None
         with told(self.path, f"side.{name}"):
-            return SideModel(name, parsed(*modules_of(modules)), datatypes.read(*modules))
+            found = modules_of(modules)
+            return SideModel(name, parsed(*found), datatypes.parsed(*found))
 
     def translation(self) -> Translation | None:
         """Translation with the models of the file; None: it does not name them. Raises ConfigurationError."""

@@ -13,6 +13,7 @@ from jbi_pubsub.hla import datatypes, fom
 from jbi_pubsub.hla.bridge.rules import Way
 from jbi_pubsub.hla.bridge.translation import Limit, SideModel, Translation, identity, translation
 from jbi_pubsub.hla.exceptions import ErrorReadingFom
+from jbi_pubsub.hla.proxy import modules_of
 
 AIR = """<objectModel xmlns="http://standards.ieee.org/IEEE1516-2010">
  <objects><objectClass><name>HLAobjectRoot</name>
@@ -328,4 +329,4 @@ def test_data_types_that_are_none() -> None:
     with pytest.raises(ErrorReadingFom, match="the module m"):
         datatypes.parsed(("m", b"<objectModel"))
     with pytest.raises(ErrorReadingFom, match=r"the module nowhere\.xml can't be read"):
-        datatypes.read("nowhere.xml")
+        modules_of(["nowhere.xml"])
