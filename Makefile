@@ -6,10 +6,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 # twice as many processes as there are cores, four at most: much of the suite waits; ARGS="-n 0" for one
 PYTEST := $(BIN)/python -m pytest -n $(shell $(PYTHON) -c "import os; print(2 * (os.cpu_count() or 1))") --maxprocesses 4 --dist worksteal
+ENGINE ?= $(shell command -v podman || echo docker)
 # what is compiled is kept: the tests start thousands of processes, and pytest rewrites what they assert
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-node dist unit test check lint fmt docs reference soak profile clean
+.PHONY: demo demo-node dist image unit test check lint fmt docs reference soak profile clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/jbi demo $(ARGS)
@@ -47,11 +48,11 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/demo.stamp: setup.cfg pyproject.toml | $(VENV)/bin/python
-	$(BIN)/pip install --quiet --disable-pip-version-check --use-pep517 -e .
+	$(BIN)/pip install --quiet --disable-pip-version-check --use-pep517 -e '.[archive]'
 	touch $@
 
 $(VENV)/test.stamp: setup.cfg pyproject.toml | $(VENV)/bin/python
-	$(BIN)/pip install --quiet --disable-pip-version-check --use-pep517 -e '.[test,spark,trust,web,plot,qos,archive,mqtt,zenoh,node,docs]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --use-pep517 -e '.[test,spark,web,plot,qos,archive,mqtt,zenoh,node,docs]'
 	touch $@ $(VENV)/demo.stamp $(VENV)/docs.stamp
 
 $(VENV)/docs.stamp: setup.cfg pyproject.toml | $(VENV)/bin/python
@@ -67,6 +68,14 @@ dist:
 	$(PYTHON) -m venv build/tried
 	build/tried/bin/pip install --quiet --disable-pip-version-check dist/*.whl
 	cd build && tried/bin/jbi --version && tried/bin/jbi demo
+
+# the images of deploy/, built and run once, with podman or docker
+image:
+	@$(ENGINE) info >/dev/null 2>&1 || { echo "make image needs podman, or docker and its daemon"; exit 1; }
+	$(ENGINE) build -f deploy/Containerfile -t jbi-pubsub .
+	$(ENGINE) run --rm jbi-pubsub demo
+	$(ENGINE) build -f deploy/Containerfile.node -t jbi-node .
+	$(ENGINE) run --rm jbi-node --version
 
 # the site, in build/docs; a warning is an error
 docs: $(VENV)/docs.stamp

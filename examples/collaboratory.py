@@ -9,7 +9,6 @@ austin, leaves, and goes on in newark.
 
 from __future__ import annotations
 
-import importlib.util
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +22,7 @@ from typing import Any, Final
 
 from jbi_pubsub import Config, Domain
 from jbi_pubsub.bridge.file import OpenBridge, described
+from jbi_pubsub.core import extras
 from jbi_pubsub.core.config import ArchiveSection
 from jbi_pubsub.core.node_sections import DomainSection
 from jbi_pubsub.domains.client import Client
@@ -46,7 +46,7 @@ SIZE: Final = 16
 """Rows and columns of the plate."""
 WELLS: Final = 9
 """Rows and columns of the reservoir."""
-IS_KEPT: Final = all(importlib.util.find_spec(each) for each in ("duckdb", "numpy"))
+IS_KEPT: Final = not extras.missing("archive")
 """Whether a delegate can have an archive: without, nobody can leave and come back."""
 SHADES: Final = ".:-=+*#%@"
 

@@ -7,7 +7,6 @@ published is real: the paper's imagery and target list, real CAP alerts.
 
 from __future__ import annotations
 
-import importlib.util
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from typing import Any, Final
 
 import msgspec
 
+from jbi_pubsub.core import extras
 from jbi_pubsub.core.config import ArchiveSection, Config, LookupSection, MailSection
 from jbi_pubsub.examples.federation import PATIENCE, Federation
 from jbi_pubsub.examples.mailbox import mailbox
@@ -159,9 +159,8 @@ def play(show: Callable[[Demo], None]) -> Iterator[Demo]:
 
 def _archive_flags(demo: Demo, stack: ExitStack) -> dict[str, tuple[str, ...]]:
     """For `jbi pad`, by the delegate's name: {} where the libraries are missing, which is told."""
-    missing = [name for name in ("duckdb", "numpy") if importlib.util.find_spec(name) is None]
-    if missing:
-        demo.without = f"the latecomer, whose archive needs {missing[0]}: pip install 'jbi-pubsub[archive]'"
+    if library := extras.missing("archive"):
+        demo.without = f"the subscriber that comes late: its archive needs {library}, pip install 'jbi-pubsub[archive]'"
         return {}
     demo.rows[LATECOMER.name] = SubscriberRow(LATECOMER)
     folder = stack.enter_context(TemporaryDirectory(prefix="jbi-demo-", ignore_cleanup_errors=True))

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
+from jbi_pubsub.core import extras
+
 if TYPE_CHECKING:
     from jbi_pubsub.spark.plots import Plot
 
@@ -28,6 +30,8 @@ EXAMPLES: Final = {
 """The examples that `jbi demo NAME` plays, each a module here of that name with a function `run`."""
 WRITES: Final = {"hla", "imagery"}
 """Those that write a file."""
+_ARCHIVES: Final = {"collaboratory", "network", "node"}
+"""Those that show an archive, too."""
 
 TYPES: Final = ("important", "normal")
 """Types of the experiments with too little for all."""
@@ -88,6 +92,12 @@ def beside_paper(
     late = [Series.of(each, ((mode, said[2 + at]) for mode, said in here.items())) for at, each in enumerate(TYPES)]
     title = f"{title.partition(':')[0]}: mean latency (under strict, normal objects never come)"
     yield Plot(name=f"{name}-latency", title=title, kind="bars", x="", y="seconds", series=tuple(late))
+
+
+def left_out(name: str) -> str:
+    """What the example of that name does not show here, and how to get it; "" if it shows all."""
+    library = extras.missing("archive") if name in _ARCHIVES else ""
+    return library and f"what its archive shows: that needs {library}, pip install 'jbi-pubsub[archive]'"
 
 
 def find(name: str) -> Callable[[ExampleOptions], ExampleOutcome]:

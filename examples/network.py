@@ -8,7 +8,6 @@ finds all of it in the archive of alpha.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import time
 from contextlib import ExitStack
@@ -17,6 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from jbi_pubsub import Config, PublisherAdapterLight, SubscriberAdapter
+from jbi_pubsub.core import extras
 from jbi_pubsub.core.config import ArchiveSection
 from jbi_pubsub.network.emulator import NetworkEmulator
 from jbi_pubsub.network.topology import EmulatedSegment, NetworkTopology, SegmentMember
@@ -34,7 +34,7 @@ AWAY: Final = 50
 """Those that are while the far network has failed."""
 PORT: Final = 47_000
 WANTED: Final = "//lat>33"
-IS_KEPT: Final = all(importlib.util.find_spec(each) for each in ("duckdb", "numpy"))
+IS_KEPT: Final = not extras.missing("archive")
 """Whether a node can have an archive."""
 QUIET: Final = 0.5
 """Seconds in which what comes twice, or should not come, would show itself."""

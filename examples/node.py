@@ -6,7 +6,6 @@ of before; then the node stops, the client publishes on, and what it has publish
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,6 +13,7 @@ from typing import Any, Final
 
 from jbi_pubsub import Config
 from jbi_pubsub.capi import Connection, ConnectionManager, PublisherSequence, SubscriberSequence, TimeoutException
+from jbi_pubsub.core import extras
 from jbi_pubsub.core.config import ArchiveSection
 
 from .example import ExampleOptions, ExampleOutcome, OutcomeTable, Promise
@@ -35,7 +35,7 @@ QUIET: Final = 500
 
 def run(options: ExampleOptions) -> ExampleOutcome:
     """The client; the node is a process of its own."""
-    is_kept = all(importlib.util.find_spec(each) for each in ("duckdb", "numpy"))
+    is_kept = not extras.missing("archive")
     config = Config(archive=ArchiveSection(reserve=0.0))
     with TemporaryDirectory(prefix="jbi-demo-") as folder, Federation(config) as here:
         flags = ("--folder", str(Path(folder) / "node"), "--name", NAME)

@@ -80,7 +80,7 @@ def present() -> None:
     try:
         import matplotlib  # noqa: F401  # asked only whether it is there
     except ImportError as error:
-        raise StudyError(f"plots need matplotlib: {error}", hint="pip install 'jbi-pubsub[spark]'") from error
+        raise StudyError(f"plots need matplotlib: {error}", hint="pip install 'jbi-pubsub[plot]'") from error
 
 
 def drawn(plot: Plot) -> tuple[str, bytes]:

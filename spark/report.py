@@ -238,7 +238,7 @@ def parquet_present() -> None:
         import pyarrow.parquet  # noqa: F401  # asked only whether it is there
     except ImportError as error:
         raise StudyError(
-            f"a study writes Parquet, and PyArrow can't be imported: {error}",
+            f"Parquet files need PyArrow, which can't be imported: {error}",
             hint="pip install 'jbi-pubsub[spark]'",
         ) from error
 

@@ -97,6 +97,22 @@ def test_the_image_has_no_root_and_keeps_its_state() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.timeout(1200)
+def test_the_images_build_and_run() -> None:
+    engines = [engine for engine in ("podman", "docker") if shutil.which(engine)]
+    works = (
+        each for each in engines if subprocess.run([each, "info"], capture_output=True, timeout=60).returncode == 0
+    )
+    engine = next(works, None)
+    if engine is None:
+        pytest.skip(f"no container engine runs here; installed: {', '.join(engines) or 'none'}")
+    # Given a container engine; When the images are built, expect the demo to be right in the one, and the other to run
+    done = subprocess.run(["make", "image", f"ENGINE={engine}"], cwd=TOP, capture_output=True, text=True, timeout=1100)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.row("G-33")
 @pytest.mark.processes
 def test_the_steps_of_the_image_make_a_command_that_runs(tmp_path: Path, eventually: Callable[..., Any]) -> None:

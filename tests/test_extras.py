@@ -8,6 +8,7 @@ import importlib.metadata
 import importlib.util
 import itertools
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,17 +19,15 @@ from packaging.requirements import Requirement
 
 TOP = Path(__file__).parent.parent
 
-EXTRAS: Final = ("archive", "ldap", "mqtt", "node", "plot", "qos", "spark", "trust", "web", "zenoh")
+EXTRAS: Final = ("archive", "ldap", "mqtt", "node", "plot", "qos", "spark", "web", "zenoh")
 ROOMS: Final = {
     "jbi_pubsub.archive.": {"archive", "node"},
-    "jbi_pubsub.trust.": {"trust", "node"},
     "jbi_pubsub.web.": {"web", "node"},
     "jbi_pubsub.spark.": {"spark"},
     "jbi_pubsub.examples.": {"spark"},
 }
 """Modules that may need an extra, any of these, when they are imported."""
 PROBES: Final = {
-    "certs": ("certs init", {"trust", "node"}),
     "archive": ("archive import none.jsonl --folder kept", {"archive", "node"}),
     "node": ("--set node.folder=/proc/none node start", {"node", "archive"}),
     "gateway": ("gateway --document", {"web", "node"}),
@@ -41,11 +40,14 @@ PROBES: Final = {
     "capacity": ("study capacity . --publishers 1 --rate 1 --subscribers 1 --out capacity", {"spark"}),
     "watch": ("study watch . --out watched", {"spark"}),
     "compare": ("study compare . . --out /compared", {"spark"}),
+    "export": ("archive export all.parquet", {"spark"}),
+    "plot": ("policy simulate none.toml --plot page.html", {"plot", "spark"}),
     "shape": ("policy check policy.toml", {"qos", "plot", "spark"}),
 }
 """Commands, and the extras of which each suffices. They end at once, with or without what they need."""
 FILES: Final = {
     "none.jsonl": "",
+    "all.parquet": "",
     "one.jsonl": '{"metadata": "<a/>", "type": "a"}\n',
     "mqtt.toml": '[side.a]\n[side.b]\nkind = "mqtt"\nbroker = "127.0.0.1:1"\n',
     "policy.toml": '[[policy]]\nname = "small"\nimportance = 1\nshape = ["scale 0.5"]\n',
@@ -172,6 +174,18 @@ def wrong(extras: list[str], name: str, code: object, text: str) -> str:
         return "" if is_named and is_line else told
     needs = next((extras_ for room, extras_ in ROOMS.items() if name.startswith(room)), set())
     return told if name and (not needs or here & needs) else ""
+
+
+def test_each_extra_says_in_one_line_what_it_brings() -> None:
+    # Given the extras of setup.cfg, with the line above each, and the page on installation
+    section = (TOP / "setup.cfg").read_text().partition("[options.extras_require]")[2].partition("\n[")[0]
+    said = {name: brings for brings, name in re.findall(r"^(?:# (.+)\n)?(\w+) =$", section, re.MULTILINE)}
+    page = (TOP / "docs" / "install.md").read_text()
+    # Expect each to be told in both, in the same words but for those that the page adds
+    told = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", page, re.MULTILINE))
+    assert set(said) == set(told) == {*EXTRAS, "docs", "test"}
+    for name, brings in said.items():
+        assert brings.partition(":")[0] == told[name].replace("`", "").partition(":")[0].partition(" (")[0], name
 
 
 @pytest.mark.row("G-27", "G-148")

@@ -10,7 +10,6 @@ Rules:
 from __future__ import annotations
 
 import errno
-import importlib.util
 import logging
 import math
 import threading
@@ -35,6 +34,7 @@ from jbi_pubsub.archive.room import ArchiveRoom
 from jbi_pubsub.archive.store import LOG, VolumeStore
 from jbi_pubsub.archive.upkeep import Retain, Retained, Stored, VolumeLoss, stored_of
 from jbi_pubsub.archive.volume import RECORD, LogVolume, Record
+from jbi_pubsub.core import extras
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ConfigurationError, ProtocolError, StorageError
 from jbi_pubsub.core.guard import guarded
@@ -76,7 +76,7 @@ class Archive:
         """Opens the archive in `[archive] folder`, made if it is not there, and recovers it. `is_indexed`: without an
         index queries read all objects. Raises StorageError, ConfigurationError."""
         if is_indexed:
-            _check_libraries()
+            extras.need("archive", "the archive")
         section = config.archive
         self._section = section
         self._seconds = _seconds_of(section.sync)
@@ -506,13 +506,6 @@ def _says_full(error: StorageError) -> bool:
     """Whether the disk, or what its user may have of it, is full."""
     why = error.__cause__
     return isinstance(why, OSError) and why.errno in (errno.ENOSPC, errno.EDQUOT)
-
-
-def _check_libraries() -> None:
-    """Raises ConfigurationError. Nothing is imported here: the worker does that."""
-    for name in ("duckdb", "numpy"):
-        if importlib.util.find_spec(name) is None:
-            raise ConfigurationError(f"the archive needs {name}", hint="pip install 'jbi-pubsub[archive]'")
 
 
 def _seconds_of(sync: str) -> float:

@@ -27,7 +27,7 @@ class _Authority(Arguments):
 
     def opened(self) -> AbstractContextManager[Authority]:
         """The authority in the folder."""
-        from jbi_pubsub.trust.authority import Authority  # here: an extra
+        from jbi_pubsub.trust.authority import Authority  # here: cryptography takes 30 ms
 
         return Authority.opened(self.folder)
 
@@ -39,7 +39,7 @@ class _SigningKey(Arguments):
 
     def passphrase(self) -> bytes:
         """The passphrase of the authority's key, b"" for none."""
-        from jbi_pubsub.trust.authority import read_passphrase  # here: an extra
+        from jbi_pubsub.trust.authority import read_passphrase  # here: cryptography takes 30 ms
 
         return read_passphrase(self.passphrase_file) if self.passphrase_file else b""
 
@@ -72,7 +72,7 @@ def init(given: _Init) -> None:
     jbi certs init
     jbi certs init /srv/jbi/certs --name "Northern Watch" --passphrase-file ~/.jbi-passphrase
     """
-    from jbi_pubsub.trust.authority import Authority  # here: an extra
+    from jbi_pubsub.trust.authority import Authority  # here: cryptography takes 30 ms
 
     folder = given.folder
     made = Authority.init(folder, given.name, now=time.time(), days=given.days, passphrase=given.passphrase())

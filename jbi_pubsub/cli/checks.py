@@ -79,7 +79,7 @@ def python(checkup: Checkup) -> Iterator[Finding]:  # noqa: ARG001  # the form o
         yield Finding("python", "warning", f"{text}: not tested", "Use Python 3.11 to 3.13: python3.13 -m venv .venv")
 
 
-_NEEDED: Final = {"trust": ("tls.sign", "tls.verify"), "web": ("web",), "archive": ("archive.folder",)}
+_NEEDED: Final = {"web": ("web",), "archive": ("archive.folder",)}
 """Settings that mean something with an extra alone."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -74,6 +75,8 @@ def _demonstrate(given: _Demo) -> int:
             right = state.right
             if given.keep:
                 _keep(state)
+            elif not given.as_json:
+                click.echo(f"\nTry next:\n{next_steps(sys.argv[0])}")
     finally:
         if live is not None:
             live.stop()
@@ -89,6 +92,17 @@ def _summarise(state: Demo) -> None:
     click.echo(f"{state.published} objects published, {state.seconds:.1f} s: {verdict}")
     if state.without:
         click.echo(f"left out: {state.without}")
+
+
+def next_steps(program: str) -> str:
+    """Three commands, for who has seen the demo; `program` is the `jbi` that was run."""
+    is_usual = not program.endswith("/jbi") or program == shutil.which("jbi")
+    jbi = "jbi" if is_usual else program
+    return (
+        f"  {jbi} demo --keep   # leaves it running: `{jbi} --group demo top`, in another terminal, shows it at work\n"
+        f"  {jbi} demo --list   # lists more examples, such as `{jbi} demo alerts`\n"
+        f"  {jbi} doctor        # checks this machine for servers of your own"
+    )
 
 
 def _keep(state: Demo) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from jbi_pubsub.examples.example import EXAMPLES, WRITES, ExampleOptions, ExampleOutcome, find
+from jbi_pubsub.examples.example import EXAMPLES, WRITES, ExampleOptions, ExampleOutcome, find, left_out
 
 from .near import told
 from .options import JsonArguments
@@ -37,8 +37,11 @@ def play_example(name: str, given: JsonArguments, *, quick: bool, output: Path |
 
     outcome = find(name)(ExampleOptions(tell, quick=quick, output=output))
     seconds = time.monotonic() - began
-    plain = {"right": outcome.right, "seconds": round(seconds, 1), **msgspec.to_builtins(outcome)}
+    without = left_out(name)
+    plain = {"right": outcome.right, "seconds": round(seconds, 1), "without": without, **msgspec.to_builtins(outcome)}
     given.show(plain, lambda: show_outcome(outcome, seconds))
+    if without and not given.as_json:
+        click.echo(f"left out: {without}")
     return 0 if outcome.right else 1
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-from importlib.util import find_spec
 
 import click
 
-from jbi_pubsub.core.errors import ConfigurationError
+from jbi_pubsub.core import extras
 
 from .options import JsonArguments, command, flag, option
 from .servers import ServerEnd, serve_until, tell_ready
@@ -31,10 +30,7 @@ def gateway(given: _Gateway) -> int:
     jbi gateway --token secret             # clients send Authorization: Bearer
     curl http://127.0.0.1:8170/v1/types
     """
-    if find_spec("uvicorn") is None:
-        raise ConfigurationError(
-            "the gateway needs uvicorn, which is not installed", hint="pip install 'jbi-pubsub[web]'"
-        )
+    extras.need("web", "the gateway")
     # here: these take a second to import
     from jbi_pubsub import __version__
     from jbi_pubsub.web.gateway import Gateway

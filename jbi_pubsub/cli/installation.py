@@ -11,6 +11,7 @@ from typing import Final
 
 import click
 
+from jbi_pubsub.core import extras
 from jbi_pubsub.core.errors import StorageError
 
 from .options import Arguments, command, flag, option
@@ -50,8 +51,6 @@ def install(given: _Install) -> None:
     jbi node install --name tent-3 --host 10.0.0.7 --tls /etc/jbi/tent-3
     sudo jbi node install --system --defaults
     """
-    from importlib.util import find_spec
-
     from jbi_pubsub.node.installing import InstallOptions, hidden_from_services, places, write
 
     if given.system and (hidden := hidden_from_services(_parts())) is not None:
@@ -59,8 +58,7 @@ def install(given: _Install) -> None:
             f"{hidden} can't be seen by a service of the system",
             hint="Install the library elsewhere, for example in a venv of /opt, and run the `jbi` there",
         )
-    can_archive = all(find_spec(each) is not None for each in ("duckdb", "numpy"))
-    first = InstallOptions(socket.gethostname(), archive=can_archive)
+    first = InstallOptions(socket.gethostname(), archive=not extras.missing("archive"))
     chosen = {key: value for key in QUESTIONS if (value := getattr(given, key)) is not None}
     not_taken = ", ".join(f"--{key}" for key in chosen)
     if not given.defaults:

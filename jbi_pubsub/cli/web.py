@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import webbrowser
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import click
 
-from jbi_pubsub.core.errors import ConfigurationError
+from jbi_pubsub.core import extras
 
 from .options import JsonArguments, command, flag, option
 from .servers import ServerEnd, tell_ready, wait_for
@@ -37,10 +36,7 @@ def web(given: _Web) -> int:
     jbi web --port 0         # any free port
     ssh -L 8160:127.0.0.1:8160 HOST   # from another host, without TLS
     """
-    if find_spec("nicegui") is None:
-        raise ConfigurationError(
-            "the console needs NiceGUI, which is not installed", hint="pip install 'jbi-pubsub[web]'"
-        )
+    extras.need("web", "the console")
     # here: these take a second to import
     from jbi_pubsub.web.federation import Observer
     from jbi_pubsub.web.pages import open_console

@@ -7,7 +7,7 @@ import socket
 import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ConfigurationError
@@ -80,7 +80,8 @@ def seal_of(secret: str, me: bytes) -> DatagramSealing:
     its file, "" for none. Raises ConfigurationError."""
     if not secret:
         return Unsealed()
-    seal = _trust()
+    from jbi_pubsub.trust import seal  # here: cryptography takes 30 ms
+
     found: DatagramSealing = seal.DatagramSeal(seal.shared_key(secret), me)
     return found
 
@@ -116,20 +117,10 @@ class MemberSealing:
 
 def opener_of(secret: str) -> Callable[[bytes], bytes | SealFault]:
     """A reader of sealed datagrams of a capture. Raises ConfigurationError."""
-    seal = _trust()
+    from jbi_pubsub.trust import seal  # here: cryptography takes 30 ms
+
     key = seal.shared_key(secret)
     return lambda data: seal.opened(data, key)
-
-
-def _trust() -> Any:
-    try:
-        from jbi_pubsub.trust import seal  # cryptography is an extra
-    except ImportError as exc:
-        raise ConfigurationError(
-            f"the key of a network needs the library cryptography: {exc}",
-            hint="Install it: pip install 'jbi-pubsub[trust]'",
-        ) from exc
-    return seal
 
 
 def _is_loopback(interface: str) -> bool:

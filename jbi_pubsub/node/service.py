@@ -12,7 +12,6 @@ there; then the folder is free.
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import socket
 import threading
@@ -28,6 +27,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from jbi_pubsub.codegen.repository import repository_of
+from jbi_pubsub.core import extras
 from jbi_pubsub.core.access import AccessPolicy, Action, Subject
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ConfigurationError, EntryError, UnknownUidError
@@ -529,12 +529,9 @@ def _joined(config: Config, address: str) -> Config:
 
 def _check_extras(config: Config) -> None:
     """Before anything is made. Raises ConfigurationError."""
-    wanted = [("archive", each) for each in ("duckdb", "numpy") if config.node.archive and not config.archive.folder]
-    wanted += [("gateway", "uvicorn")] if config.node.gateway else []
-    for part, library in wanted:
-        if importlib.util.find_spec(library) is None:
-            raise ConfigurationError(
-                f"a node's {part} needs the library {library}, which is not here",
-                hint=f"Install it: pip install 'jbi-pubsub[node]', or set [node] {part} = false",
-                key=f"node.{part}",
-            )
+    node = config.node
+    for extra, part, is_on in (
+        ("archive", "archive", node.archive and not config.archive.folder), ("web", "gateway", node.gateway),
+    ):  # fmt: skip
+        if is_on:
+            extras.need(extra, f"a node's {part}", key=f"node.{part}", instead=f"set [node] {part} = false")

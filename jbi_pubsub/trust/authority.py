@@ -29,22 +29,16 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final, Literal, Self
 
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
 from jbi_pubsub.core.config import CA_FILE, CERTIFICATE_FILE, KEY_FILE, REVOKED_FILE
 from jbi_pubsub.core.errors import ConfigurationError, StorageError
 from jbi_pubsub.core.files import locked, sync_folder, written
 from jbi_pubsub.core.wire.credentials import ends_soon, shown_time
 from jbi_pubsub.core.wire.x509 import Certificate, certificates, revocations
-
-try:
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-except ModuleNotFoundError as exc:  # an extra
-    raise ConfigurationError(
-        "certificates are made with the library `cryptography`, which is not installed",
-        hint="Install it with: pip install 'jbi-pubsub[trust]'",
-    ) from exc
 
 Role = Literal["server", "client"]
 

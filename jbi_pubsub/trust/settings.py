@@ -51,12 +51,6 @@ def _trust(config: Config, section: str, what: str) -> tuple[TlsIdentity, Module
             hint="Set all three, for example with `jbi certs`",
             key=f"{section}.{what}",
         )
-    try:
-        from jbi_pubsub.trust import signature  # cryptography is an extra, and takes 30 ms
-    except ImportError as exc:
-        raise ConfigurationError(
-            f"[{section}] {what} needs the library cryptography: {exc}",
-            hint="Install it: pip install 'jbi-pubsub[trust]'",
-            key=f"{section}.{what}",
-        ) from exc
+    from jbi_pubsub.trust import signature  # here: cryptography takes 30 ms
+
     return identity, signature

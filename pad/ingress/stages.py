@@ -5,16 +5,15 @@ The one place that knows which optional rooms there are; the rest of pad knows t
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from jbi_pubsub.core import plugins
+from jbi_pubsub.core import extras, plugins
 from jbi_pubsub.core.access import AccessPolicy, AllowAll
 from jbi_pubsub.core.config import ClientSection, Config
-from jbi_pubsub.core.errors import ConfigurationError, OversizeError
+from jbi_pubsub.core.errors import OversizeError
 from jbi_pubsub.core.info_object import Parcel
 from jbi_pubsub.core.signing import Signer
 from jbi_pubsub.core.wire.endpoint import Login
@@ -126,13 +125,7 @@ def _keeping_of(config: Config) -> Keeping:
         made, address = found
         theirs: Keeping = made(address)
         return theirs
-    for name in ("duckdb", "numpy"):
-        if importlib.util.find_spec(name) is None:
-            raise ConfigurationError(
-                f"[archive] folder needs the library {name}, which is not here",
-                hint="Install it: pip install 'jbi-pubsub[archive]'",
-                key="archive.folder",
-            )
+    extras.need("archive", "[archive] folder", key="archive.folder")
     from jbi_pubsub.archive.engine import Archive  # here: what is off is not imported
 
     keeping: Keeping = Archive(config)

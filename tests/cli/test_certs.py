@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -98,17 +97,6 @@ def test_usage_is_told(said: Callable[..., Any]) -> None:
     assert "Did you mean 'revoke'?" in said("certs", "revok", "alpha").err
     assert "Renew which?" in said("certs", "renew").err
     assert "Renew which?" in said("certs", "renew", "alpha", "--all").err
-
-
-def test_without_the_library_it_is_said_how_to_get_it(
-    said: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delitem(sys.modules, "jbi_pubsub.trust.authority")
-    monkeypatch.setitem(sys.modules, "cryptography", None)
-    answer = said("certs", "init")
-    assert answer.code == 2
-    assert answer.is_one_line()
-    assert "pip install 'jbi-pubsub[trust]'" in answer.err
 
 
 def test_tls_of_a_folder_is_a_setting_like_others(said: Callable[..., Any]) -> None:

@@ -308,11 +308,11 @@ def test_java(findings: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_extras_that_the_configuration_needs(findings: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "_extras", lambda: {"trust": ["no-such-library"], "spark": ["lxml"]})
+    monkeypatch.setattr(checks, "_extras", lambda: {"web": ["no-such-library"], "spark": ["lxml"]})
     [found] = findings("extras")
-    assert (found["state"], found["found"]) == ("ok", "installed: spark; not: trust")
-    [found] = findings("extras", "--set", "tls.verify=require")
-    assert (found["state"], found["advice"]) == ("failure", "pip install 'jbi-pubsub[trust]'")
+    assert (found["state"], found["found"]) == ("ok", "installed: spark; not: web")
+    [found] = findings("extras", "--set", "web.admin=true")
+    assert (found["state"], found["advice"]) == ("failure", "pip install 'jbi-pubsub[web]'")
     monkeypatch.setattr(checks, "_extras", lambda: {"archive": ["no-such-library"]})
     [found] = findings("extras", "--set", "archive.folder=kept")
     assert (found["state"], found["advice"]) == ("failure", "pip install 'jbi-pubsub[archive]'")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,8 +19,10 @@ import pytest
 
 from jbi_pubsub import Config
 from jbi_pubsub.cli import demonstration
+from jbi_pubsub.cli.app import jbi
 from jbi_pubsub.core.config import ArchiveSection, LookupSection
 from jbi_pubsub.examples.demo import GROUP, Demo, _archive_flags
+from jbi_pubsub.examples.example import EXAMPLES
 from jbi_pubsub.examples.federation import Federation
 
 pytestmark = pytest.mark.processes
@@ -258,6 +262,25 @@ def test_the_demo_goes_without_an_archive_where_its_libraries_are_missing(
     *_, verdict, left_out = capsys.readouterr().out.splitlines()
     assert verdict.endswith("what 8 subscribers were to get arrived, nothing twice")
     assert left_out == f"left out: {state.without}"
+
+
+def test_the_demo_ends_with_commands_that_there_are() -> None:
+    # Given what it says at its end, of a `jbi` that is not on the path
+    lines = demonstration.next_steps(".venv/bin/jbi").splitlines()
+    assert len(lines) == 3
+    # Expect commands of that `jbi`, those that the text of one names as well, with options that they know
+    commands = [line.partition("#")[0] for line in lines] + re.findall("`(.+?)`", "".join(lines))
+    for command in commands:
+        program, *words = command.split()
+        assert program == ".venv/bin/jbi"
+        with jbi.make_context("jbi", words) as context:
+            assert context._protected_args is not None
+            name, found, rest = jbi.resolve_command(context, context._protected_args + context.args)
+            assert found is not None
+            made = found.make_context(name, list(rest), parent=context)
+        assert made.params.get("name") in (None, *EXAMPLES)
+    # and of one that is, by its name alone
+    assert demonstration.next_steps(shutil.which("jbi") or "").startswith("  jbi demo --keep ")
 
 
 def test_the_demo_and_a_node_beside_it_do_not_know_each_other(

@@ -58,7 +58,7 @@ def test_what_it_cannot_do_is_one_line(
     assert "Did you mean web.host?" in line
     # Without the extra
     found = importlib.util.find_spec
-    monkeypatch.setattr("jbi_pubsub.cli.web.find_spec", lambda name: None if name == "nicegui" else found(name))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "nicegui" else found(name))
     code, line = _said(capsys, "web")
     assert code == 2
     assert "pip install 'jbi-pubsub[web]'" in line
