@@ -164,8 +164,9 @@ def subscribe(given: _Subscribe) -> int:
         )
         if not seen and (why := adapter.refusal(uid)) is not None:
             raise why
-        because = "" if given.count is None or seen else str(adapter.matching(uid))
-    return enough(seen, given.count, because)
+        matching = adapter.matching(uid)
+    is_told = not seen and (matching.impossible or not matching.registrations)
+    return enough(seen, given.count, str(matching) if is_told else "")
 
 
 def _subscribed(adapter: SubscriberAdapter, given: _Subscribe, wish: Wish | None) -> SubscriptionUid:

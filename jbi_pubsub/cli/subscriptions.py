@@ -21,7 +21,7 @@ from jbi_pubsub.subscriber import SubscriberAdapter
 from .community import by_address, listed
 from .options import Arguments, TableArguments, argument, command, group, option
 from .settings import looking
-from .show import Column, Table, counted, printable, show_tables
+from .show import Column, Table, counted, lasted, printable, show_tables
 from .status import DISSEMINATORS, losses
 
 T = TypeVar("T")
@@ -29,20 +29,23 @@ T = TypeVar("T")
 
 @group(TableArguments)
 def subscriptions(given: TableArguments) -> None:
-    """List e-mail subscriptions; renew or cancel one. Reset a durable one.
+    """List e-mail subscriptions and durable ones; renew or cancel one by e-mail. Reset a durable one.
 
     `suspended` lists recipients that get no mail until the subscription is made again: those that the mail server has
     refused permanently several times, with its last answer, and those who have unsubscribed. `mailed` and `lost` count
-    objects times recipients.
+    objects times recipients. A durable subscription `has` what it matches up to that position of its archive; `of` is
+    the archive's last position. `unacknowledged` objects are with its application, or on their way, while it is open.
+    It ends after the time in `ends` unless it is opened before.
 
     \b
     jbi subscriptions
     jbi subscriptions renew 3f0c2a9be41d
     jbi subscriptions cancel 3f0c2a9be41d
     """
-    view = given.view((_TERMS, _ACCOUNTS))
+    view = given.view((_TERMS, _ACCOUNTS, _DURABLES))
+    config = given.settings.load()
     rows: dict[str, dict[str, Any]] = {}
-    for _, standing in asked(_delegates(given.settings.load()), SubscriptionsProxy.mail_subscriptions):
+    for _, standing in asked(_delegates(config), SubscriptionsProxy.mail_subscriptions):
         for known in standing:
             row = rows.setdefault(known["uid"], {**known, "delegates": 0, "mailed": 0, "mail_waiting": 0, "lost": {}})
             row["delegates"] += 1
@@ -52,7 +55,13 @@ def subscriptions(given: TableArguments) -> None:
             row["mail_suspended"] = row["mail_suspended"] | known["mail_suspended"]
             row["lost"] = dict(Counter(row["lost"]) + Counter(known["lost"]))
     found = list(rows.values())
-    given.show(found, lambda: show_tables(_mail_tables(found), view))
+    durables = [
+        {"durable": known.pop("name"), "archive": ", ".join(ref.endpoints), **known}
+        for ref, standing in asked(_delegates(config), SubscriptionsProxy.durable_subscriptions)
+        for known in standing
+    ]
+    tables = [*_mail_tables(found), *([_durable_table(durables)] if durables else [])]
+    given.show([*found, *durables], lambda: show_tables(tables, view))
 
 
 _TERMS = (
@@ -63,6 +72,20 @@ _ACCOUNTS = (
     Column("subscription", brief=True), Column("delegates", right=True), Column("mailed", right=True),
     Column("waiting", right=True), Column("lost", long=True, spare=1), Column("suspended", long=True, spare=2),
 )  # fmt: skip
+_DURABLES = (
+    Column("durable", name=True, long=True), Column("archive", spare=2), Column("open"), Column("has", right=True),
+    Column("of", right=True), Column("unacknowledged", right=True, spare=1), Column("ends", right=True),
+)  # fmt: skip
+
+
+def _durable_table(durables: Sequence[dict[str, Any]]) -> Table:
+    """Table of durable subscriptions, and how far each has come."""
+    rows = [
+        (printable(d["durable"]), d["archive"], "yes" if d["open"] else "no", f"{d['position']:,}", f"{d['end']:,}",
+         d["unacknowledged"] if d["open"] else "", "" if d["open"] else f"in {lasted(max(0.0, d['ends']))}")
+        for d in durables
+    ]  # fmt: skip
+    return Table(_DURABLES, rows, counted(len(durables), "durable subscription"))
 
 
 def _mail_tables(subscriptions: Sequence[dict[str, Any]]) -> Iterator[Table]:

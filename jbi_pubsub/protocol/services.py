@@ -58,7 +58,7 @@ DELEGATE_METHODS: Final = (
 
 SUBSCRIPTIONS_METHODS: Final = (
     "open", "renew", "close", "subscribe", "unsubscribe", "open_deliveries", "mail_subscriptions", "renew_mail",
-    "explain", "explain_object", "signing_key", "mail_losses",
+    "explain", "explain_object", "signing_key", "mail_losses", "durable_subscriptions",
 )  # fmt: skip
 
 HISTORY_METHODS: Final = (
@@ -204,6 +204,10 @@ class SubscriptionsProxy(_LeasedProxy):
     def mail_subscriptions(self) -> list[dict[str, Any]]:
         """The e-mail-only subscriptions that live there."""
         return self._client.call("mail_subscriptions", list[dict[str, Any]])
+
+    def durable_subscriptions(self) -> list[dict[str, Any]]:
+        """The durable subscriptions that the archive there knows by name, and how far each has come."""
+        return self._client.call("durable_subscriptions", list[dict[str, Any]])
 
     def mail_losses(self, lease_ids: Sequence[str]) -> dict[str, dict[Cause, int]]:
         """Losses so far of e-mail-only subscriptions, by their ids: of those with these leases, SUBSCRIBE_AT_ONCE at

@@ -153,11 +153,12 @@ class Durables:
             raise
 
     def status(self) -> list[dict[str, object]]:
-        """Plain data."""
+        """Plain data; `end` is the position of the last object that the archive has."""
         return [
             {
                 "name": each.name,
                 "position": each.position,
+                "end": self._keeping.end,
                 "unacknowledged": len(each._open),
                 "open": each.session is not None,
                 "ends": round(each.ends - self._wall(), 1),

@@ -291,6 +291,13 @@ class SubscriberCalls:
         return self._server.delegate.mail.rows()
 
     @exported
+    def durable_subscriptions(self, caller: Caller) -> list[dict[str, Any]]:
+        self._server.guard.allow(caller, "administer")
+        history = self._server.delegate.subscribers.history
+        catch_ups = history.catch_ups if history is not None else None
+        return catch_ups.durables.status() if catch_ups is not None else []
+
+    @exported
     def mail_losses(self, caller: Caller, lease_ids: tuple[str, ...]) -> dict[str, dict[str, int]]:  # noqa: ARG002  # the lease id is the right
         if len(lease_ids) > SUBSCRIBE_AT_ONCE:
             raise OversizeError(f"{len(lease_ids)} leases in one call, the limit is {SUBSCRIBE_AT_ONCE}")

@@ -12,7 +12,7 @@ import pytest
 
 from jbi_pubsub import Wish
 from jbi_pubsub.cli import explain as cli
-from jbi_pubsub.core.config import PolicySection, QosSection
+from jbi_pubsub.core.config import ArchiveSection, PolicySection, QosSection
 
 FIGURE_1 = str(Path(__file__).parent.parent.parent / "examples" / "data" / "intel_imagery" / "fig1.xml")
 
@@ -249,6 +249,62 @@ def test_a_dead_delegate_does_not_hide_the_email_subscriptions_of_the_others(
     # Expect it to be cancelled there
     answer = said(*flags, "subscriptions", "cancel", uid)
     assert (answer.code, "cancelled at 1" in answer.out, dead.address in answer.err) == (0, True, True)
+
+
+def test_durable_subscriptions_are_listed_by_name_with_how_far_they_have_come(
+    federation: Any, figures: Any, said: Any, flags: list[str], tmp_path: Path
+) -> None:
+    # Given an archive, and a durable subscription that has had two objects of three
+    config = msgspec.structs.replace(federation.config, archive=ArchiveSection(folder=str(tmp_path / "archive")))
+    federation.config = config
+    federation.pad("alpha", "rome")
+    publisher = federation.light()
+    at = publisher.connect_to_delegate("alpha", "rome")
+    registration = publisher.register_publisher(at, figures.schema, figures.figure_1, persist=True)
+    taking = ("subscribe", "--type", "Intel_Imagery", "--durable", "fusion-1", "--from", "all", "--timeout", "9")
+    for _ in range(3):
+        publisher.publish(registration, figures.figure_1)
+    publisher.flush(20)
+    assert said(*flags, *taking, "--count", "2").code == 0
+    # When the list is asked for
+    shown, (row,) = said(*flags, "subscriptions"), json.loads(said(*flags, "subscriptions", "--json").out)
+    # Expect its name and place
+    assert (row["durable"], row["end"] > row["position"] >= 2, row["open"]) == ("fusion-1", True, False)
+    assert f"fusion-1\t{row['archive']}\tno\t{row['position']}\t{row['end']}\t\tin 30d00h" in shown.out
+
+
+def test_a_subscription_that_contradicts_the_schema_is_told_why_at_once_and_at_the_end(
+    federation: Any, figures: Any, said: Any, flags: list[str]
+) -> None:
+    federation.pad("alpha", "rome")
+    figures.register(federation.light())
+    why = "//latt can't match: there is no element latt below the document; did you mean lat?"
+    answer = said(*flags, "subscribe", "--predicate", "//latt > 3", "--count", "1", "--timeout", "0.5")
+    assert answer.code == 1
+    told = answer.err.splitlines()
+    assert any(line.startswith("subscription ") and line.endswith(why) for line in told)
+    assert told[-1].startswith("jbi: 0 of 1 object came in time: ")
+    assert told[-1].endswith(why)
+
+
+def test_the_explanation_names_the_contradiction_and_leaves_out_other_types(
+    federation: Any, figures: Any, said: Any, flags: list[str]
+) -> None:
+    # Given two types, and a subscription to one of them by a path that it does not have
+    federation.pad("alpha", "rome")
+    publisher = federation.light()
+    figures.register(publisher)
+    data = Path(FIGURE_1).parent.parent / "cap"
+    at = publisher.connect_to_delegate("alpha", "rome")
+    publisher.register_publisher(at, data / "cap12.xsd", data / "canada.xml", marks=data / "marks.json")
+    subscriber = federation.subscriber()
+    uid = subscriber.register_subscriber(type_name="mil.af.rl.jbi.Intel_Imagery", predicate="//latt > 3")
+    assert subscriber.wait_matched(uid) == 1
+    # Expect the reason, and of the other type a short line
+    shown = said(*flags, "explain", uid, "--metadata", FIGURE_1).out
+    assert "did you mean lat?" in shown
+    assert "the template asks for another type" in shown
+    assert "documents of this type begin with" not in shown
 
 
 def test_who_may_not_connect_to_any_delegate_is_told_and_waits_for_nothing(
