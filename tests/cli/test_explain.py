@@ -261,7 +261,7 @@ def test_durable_subscriptions_are_listed_by_name_with_how_far_they_have_come(
     publisher = federation.light()
     at = publisher.connect_to_delegate("alpha", "rome")
     registration = publisher.register_publisher(at, figures.schema, figures.figure_1, persist=True)
-    taking = ("subscribe", "--type", "Intel_Imagery", "--durable", "fusion-1", "--from", "all", "--timeout", "9")
+    taking = ("subscribe", "--type", "Intel_Imagery", "--durable", "fusion-1", "--start", "all", "--timeout", "9")
     for _ in range(3):
         publisher.publish(registration, figures.figure_1)
     publisher.flush(20)
