@@ -7,7 +7,6 @@ restore, and the steps behind the save once more. What it has is a function of t
 from __future__ import annotations
 
 import math
-import struct
 import sys
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from jbi_pubsub import Config
 from jbi_pubsub.core.errors import DemoError
 from jbi_pubsub.examples.federation import PATIENCE, application, say
 from jbi_pubsub.hla.ambassador import RTIAmbassador
+from jbi_pubsub.hla.encoding import Encoding
 from jbi_pubsub.hla.execution import Values
 from jbi_pubsub.hla.federate import FederateAmbassador
 
@@ -61,8 +61,8 @@ class Simulation(FederateAmbassador):
 
     def __init__(self) -> None:
         self.names: dict[int, str] = {}
-        self.attributes: dict[int, tuple[str, str]] = {}
-        """Name and format, by handle."""
+        self.attributes: dict[int, tuple[str, Encoding]] = {}
+        """Name and encoding, by handle."""
         self.rows: list[Row] = []
         self.now = 0.0
         self.heard: set[tuple[str, str]] = set()
@@ -80,8 +80,8 @@ class Simulation(FederateAmbassador):
     ) -> None:
         found = []
         for handle, data in values:
-            name, form = self.attributes[handle]
-            found.append((name, float(struct.unpack(form, data)[0])))
+            name, encoding = self.attributes[handle]
+            found.append((name, float(encoding.decode(data))))
         self.rows.append((-1.0 if time is None else time, self.names[instance], tuple(sorted(found))))
 
     def time_advance_grant(self, time: float) -> None:
@@ -124,16 +124,12 @@ class Player:
         rti.connect(self.told)
         rti.join_federation_execution(federation, role, timeout=PATIENCE)
         self.own: dict[str, int] = {}
-        self.forms: dict[str, tuple[int, str]] = {}
+        self.encodings: dict[str, tuple[int, Encoding]] = {}
         if role in OWNS:
             cls = rti.get_object_class_handle(OWNS[role][0])
             names = state(role, next(iter(OWNS[role][1])), 0.0)
-            big = ">" if role == "flights" else "<"
-            self.forms = {
-                name: (rti.get_attribute_handle(cls, name), f"{big}{'i' if name == 'squawk' else 'd'}")
-                for name in names
-            }
-            rti.publish_object_class_attributes(cls, [handle for handle, _ in self.forms.values()])
+            self.encodings = {name: self._encoded(rti.get_attribute_handle(cls, name)) for name in names}
+            rti.publish_object_class_attributes(cls, [handle for handle, _ in self.encodings.values()])
             self.own = {name: rti.register_object_instance(cls, name) for name in OWNS[role][1]}
             rti.enable_time_regulation(LOOKAHEAD)
             self.until(("enabled", "regulation"))
@@ -145,11 +141,13 @@ class Player:
     def _look(self, cls_name: str) -> None:
         cls = self.rti.get_object_class_handle(cls_name)
         members = [each for each in self.rti.fom.objects[cls - 1].members if each != self.rti.fom.privilege]
-        big = ">" if cls_name in ("Aircraft", "Hazard") else "<"
         for handle in members:
-            name = self.rti.fom.attributes[handle - 1].name
-            self.told.attributes[handle] = name, f"{big}{'i' if name == 'squawk' else 'd'}"
+            self.told.attributes[handle] = self.rti.get_attribute_name(cls, handle), self._encoded(handle)[1]
         self.rti.subscribe_object_class_attributes(cls, members)
+
+    def _encoded(self, attribute: int) -> tuple[int, Encoding]:
+        fom = self.rti.fom
+        return attribute, fom.codec(fom.attributes[attribute - 1].data_type)
 
     def until(self, what: tuple[str, str]) -> None:
         """Until it was told that."""
@@ -175,12 +173,10 @@ class Player:
         """Steps of logical time."""
         for step in range(begin, end):
             for name, instance in self.own.items():
-                values = {
-                    self.forms[attribute][0]: struct.pack(
-                        self.forms[attribute][1], int(value) if attribute == "squawk" else value
-                    )
-                    for attribute, value in state(self.role, name, step + 1.0).items()
-                }
+                values = {}
+                for attribute, value in state(self.role, name, step + 1.0).items():
+                    handle, encoding = self.encodings[attribute]
+                    values[handle] = encoding.encode(int(value) if attribute == "squawk" else value)
                 self.rti.update_attribute_values(instance, values, time=step + 1.0)
             self.rti.time_advance_request(step + 1.0)
             self._wait(lambda wanted=step + 1.0: self.told.now == wanted, f"time {step + 1}")  # type: ignore[misc]
