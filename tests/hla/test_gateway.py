@@ -33,6 +33,7 @@ MODEL = b"""<?xml version="1.0"?>
  <objects><objectClass><name>HLAobjectRoot</name>
   <objectClass><name>Vehicle</name>
    <attribute><name>altitude</name><dataType>HLAfloat64BE</dataType></attribute>
+   <attribute><name>where</name><dataType>Location</dataType></attribute>
    <objectClass><name>Aircraft</name>
     <attribute><name>callsign</name><dataType>HLAunicodeString</dataType></attribute>
     <attribute><name>image</name><dataType>Picture</dataType></attribute>
@@ -48,13 +49,17 @@ MODEL = b"""<?xml version="1.0"?>
    <parameter><name>document</name></parameter><parameter><name>data</name></parameter>
   </interactionClass>
  </interactionClass></interactions>
+ <dataTypes><fixedRecordDataTypes><fixedRecordData><name>Location</name><encoding>HLAfixedRecord</encoding>
+  <field><name>X</name><dataType>HLAfloat64BE</dataType></field>
+  <field><name>Y</name><dataType>HLAfloat64BE</dataType></field>
+ </fixedRecordData></fixedRecordDataTypes></dataTypes>
 </objectModel>
 """
 FOM, TYPES = parsed(("model.xml", MODEL)), datatypes.parsed(("model.xml", MODEL))
 AIRCRAFT = shown(FOM, TYPES, "Air", FOM.objects[FOM.object_class("Vehicle.Aircraft") - 1], is_object=True)
-ALTITUDE, CALLSIGN, IMAGE = (
+ALTITUDE, CALLSIGN, IMAGE, WHERE = (
     next(handle for handle, (each, _) in AIRCRAFT.members.items() if each == name)
-    for name in ("altitude", "callsign", "image")
+    for name in ("altitude", "callsign", "image", "where")
 )
 FILE = """
 name = "gate"
@@ -196,7 +201,7 @@ class Gate:
     def fly(self, one: Federate) -> int:
         """An aircraft of a federate."""
         cls = one.rti.get_object_class_handle("Vehicle.Aircraft")
-        one.rti.publish_object_class_attributes(cls, [ALTITUDE, CALLSIGN, IMAGE])
+        one.rti.publish_object_class_attributes(cls, [ALTITUDE, CALLSIGN, IMAGE, WHERE])
         return one.rti.register_object_instance(cls, "LH1")
 
 
@@ -235,6 +240,24 @@ def test_a_subscriber_sees_a_simulation_by_xpath(gate: Gate) -> None:
     assert obj is not None
     assert (obj.type.name, obj.metadata) == ("Air.Report", b"<Report><level>-3</level></Report>")
     assert gate.subscriber.receive(high, 0.1) is None
+
+
+@pytest.mark.row("X-08")
+def test_a_subscriber_selects_by_a_field_of_a_record(gate: Gate) -> None:
+    # Given somebody who wants aircraft beyond a place
+    beyond = gate.subscriber.register_subscriber(type_name="Aircraft", predicate="//where/X > 1000")
+    pilot = gate.join("pilot")
+    aircraft = gate.fly(pilot)
+    gate.bridge()
+    gate.subscriber.wait_matched(beyond)
+    # When one flies there
+    where = pilot.rti.fom.codec("Location")
+    for x in (900.0, 1100.0):
+        pilot.rti.update_attribute_values(aircraft, {WHERE: where.encode({"X": x, "Y": 0.5})})
+    # Expect it to come, field by field
+    obj = gate.subscriber.receive(beyond, 20.0)
+    assert obj is not None
+    assert obj.metadata == b'<Aircraft object="LH1"><where><X>1100.0</X><Y>0.5</Y></where></Aircraft>'
 
 
 def test_who_comes_late_is_told_what_is_there(gate: Gate) -> None:
