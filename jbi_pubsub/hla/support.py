@@ -115,19 +115,19 @@ class SupportServices(ServiceCaller):
         self._ask("set_convey_producing_federate_switch", on)
 
     def set_object_class_relevance_advisory_switch(self, on: bool) -> None:
-        """Callbacks start_registration_for_object_class and stop_ (clauses 10.33 and 10.34)."""
+        """Callbacks `start_` and `stop_registration_for_object_class` (clauses 10.33 and 10.34)."""
         self._ask("set_advisory_switch", "object_class_relevance", on)
 
     def set_attribute_relevance_advisory_switch(self, on: bool) -> None:
-        """Callbacks turn_updates_on_for_object_instance and _off_ (clauses 10.35 and 10.36)."""
+        """Callbacks `turn_updates_on_for_object_instance` and `..._off_...` (clauses 10.35 and 10.36)."""
         self._ask("set_advisory_switch", "attribute_relevance", on)
 
     def set_attribute_scope_advisory_switch(self, on: bool) -> None:
-        """Callbacks attributes_in_scope and _out_of_scope (clauses 10.37 and 10.38)."""
+        """Callbacks `attributes_in_scope` and `attributes_out_of_scope` (clauses 10.37 and 10.38)."""
         self._ask("set_advisory_switch", "attribute_scope", on)
 
     def set_interaction_relevance_advisory_switch(self, on: bool) -> None:
-        """Callbacks turn_interactions_on and _off (clauses 10.39 and 10.40)."""
+        """Callbacks `turn_interactions_on` and `turn_interactions_off` (clauses 10.39 and 10.40)."""
         self._ask("set_advisory_switch", "interaction_relevance", on)
 
 
