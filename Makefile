@@ -59,15 +59,13 @@ $(VENV)/docs.stamp: setup.cfg pyproject.toml | $(VENV)/bin/python
 	$(BIN)/pip install --quiet --disable-pip-version-check --use-pep517 -e '.[docs]'
 	touch $@ $(VENV)/demo.stamp
 
-# a release in dist/: built, and the wheel installed and tried in an empty environment
-dist:
-	rm -rf dist build/made build/tried
-	$(PYTHON) -m venv build/made
-	build/made/bin/pip install --quiet --disable-pip-version-check build
-	build/made/bin/python -m build --outdir dist .
-	$(PYTHON) -m venv build/tried
-	build/tried/bin/pip install --quiet --disable-pip-version-check dist/*.whl
-	cd build && tried/bin/jbi --version && tried/bin/jbi demo
+# a release in dist/: built, and tried without extras on each Python, a minute
+dist: build/uv/bin/uv
+	$(PYTHON) tools/release.py $<
+
+build/uv/bin/uv:
+	$(PYTHON) -m venv build/uv
+	build/uv/bin/pip install --quiet --disable-pip-version-check 'uv>=0.9,<1'
 
 # the images of deploy/, built and run once, with podman or docker
 image:

@@ -12,6 +12,8 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
+from tests.conftest import module_of
+
 TOP = Path(__file__).parent.parent
 
 OURS = {".gitignore", ".ci"}
@@ -71,3 +73,34 @@ def test_what_is_published_is_typed_for_who_has_no_stubs_of_lxml() -> None:
         names = set(re.findall(r"\w+", line))
         assert "XmlElement" in names
         assert names.isdisjoint(("Element", "Any"))
+
+
+UV = """#!/bin/sh
+for last; do :; done
+case "$*" in
+*"--python 3.12 "*) echo "no such Python" >&2; exit 2 ;;
+build*) touch "$4/jbi.whl" "$4/jbi.tar.gz" ;;
+venv*) mkdir -p "$last/bin"; ln -s /bin/true "$last/bin/jbi" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(("ci", "code"), [("", 0), ("true", 1)])
+def test_a_release_that_is_not_tried_on_a_python_says_so_and_fails_in_ci(
+    ci: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Given a machine without Python 3.12
+    release, tried = module_of(TOP / "tools" / "release.py"), set[str]()
+    for name, folder in (("DIST", tmp_path / "dist"), ("BUILD", tmp_path / "build")):
+        monkeypatch.setattr(release, name, folder)
+    monkeypatch.setattr(release, "tried", lambda _uv, folder, _package: tried.add(folder.parent.name))
+    monkeypatch.setattr(release, "materials", lambda *_: None)
+    monkeypatch.setattr(release.shutil, "which", lambda _: None)
+    monkeypatch.setattr(release.shutil, "rmtree", lambda folder, **_: folder.mkdir())
+    monkeypatch.setenv("CI", ci)
+    (tmp_path / "uv").write_text(UV)
+    (tmp_path / "uv").chmod(0o755)
+    # When a release is made, expect it to be tried on the others, that to be said, and an error where nobody reads it
+    assert release.main(str(tmp_path / "uv")) == code
+    assert tried == {"3.11", "3.13"}
+    assert "NOT TRIED on Python 3.12" in capsys.readouterr().out
