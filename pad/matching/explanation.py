@@ -20,7 +20,7 @@ from jbi_pubsub.core.errors import ConfigurationError, MetadataError, OversizeEr
 from jbi_pubsub.core.info_object import Head, Parcel, TypeName
 from jbi_pubsub.core.xml import Element, give_back, parse_metadata, parse_payload
 from jbi_pubsub.core.xpath import Predicate, examine
-from jbi_pubsub.core.xpath.predicate import XPATH
+from jbi_pubsub.core.xpath.predicate import NO_NAMESPACES, XPATH
 from jbi_pubsub.lookup.entry import EntryRep, matches
 from jbi_pubsub.pad.matching.dissemination import NOWHERE, takes
 from jbi_pubsub.pad.model.subscription import Subscription
@@ -90,8 +90,13 @@ def contradictions(request: SubscriptionRequest, gates: Sequence[InformationType
     does not."""
     if request.language != XPATH or request.view != "metadata":
         return ()
-    namespaces, found = dict(request.namespaces), {}
-    for name, expression in (("", request.predicate), ("latest_by ", request.start.latest_by)):
+    own, found = dict(request.namespaces), {}
+    replace = "" if request.qos.replace in (None, "type", "registration") else request.qos.replace
+    for name, expression, namespaces in (
+        ("", request.predicate, own),
+        ("latest_by ", request.start.latest_by, own),
+        ("replace ", replace, NO_NAMESPACES),
+    ):
         said = [gate.impossible(expression, namespaces) if expression else () for gate in gates]
         if all(said):
             found.update(dict.fromkeys(f"{name}{each}" for lines in said for each in lines))

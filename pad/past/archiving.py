@@ -13,6 +13,7 @@ Rules:
 from __future__ import annotations
 
 import fnmatch
+import logging
 import re
 import threading
 import time
@@ -35,8 +36,11 @@ from jbi_pubsub.pad.matching.registration import Entries, Registration
 from jbi_pubsub.pad.past.blobs import LargePayloads
 from jbi_pubsub.pad.past.store_protocol import Keeping, looks
 from jbi_pubsub.pad.past.syncs import Synced, SyncQueue
+from jbi_pubsub.protocol.conformity import InformationTypeGate
 from jbi_pubsub.protocol.entries import ArchiveEntry, InformationType, ProvenanceEntry, local_name
 from jbi_pubsub.protocol.status.archive import ArchiveStatus, StorageStatus
+
+log = logging.getLogger("jbi_pubsub.pad")
 
 TYPES_TOLD_MOST: Final = 4_096
 """Characters of the names of all types that lookup services are told."""
@@ -103,6 +107,12 @@ class Archiving:
             return True
         rule = self._rule_of(type_.name)
         return rule is not None and rule.count != 0 and (rule.relayed or not is_relayed)
+
+    def check_rule(self, gate: InformationTypeGate) -> None:
+        """Tell an operator of a rule that contradicts the schema of a type: all of its objects have one key."""
+        rule = self._rule_of(gate.type.name)
+        for line in gate.impossible(rule.latest_by, {}) if rule is not None and rule.latest_by else ():
+            log.warning("[[keep]] rule %s, latest_by, for %s: %s", rule.name if rule else "", gate.type, line)
 
     def open(self, uid: str, type_: TypeName, provenance: Provenance | None, entries: Entries) -> int:
         """A registration is to be kept: the number of its last object that is already. `provenance`: None if it is

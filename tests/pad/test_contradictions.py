@@ -5,9 +5,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+
+from jbi_pubsub import Wish
+from jbi_pubsub.core.config import ArchiveSection, PolicySection
 
 MATCHING = "jbi_pubsub.subscriber.matching"
 
@@ -29,6 +34,7 @@ def published(federation: Any, figures: Any) -> Any:
         ({"predicate": "//Area > 'A'"}, "> compares numbers, and 'A' is none"),
         ({"predicate": "/m:metadata", "namespaces": {"m": "urn:m"}}, "as its metadata is in no namespace"),
         ({"predicate": "//lat > 3", "start": "last", "latest_by": "//Areaa"}, "latest_by //Areaa can't match"),
+        ({"predicate": "//lat > 3", "qos": Wish(replace="//Areaa")}, "replace //Areaa can't match"),
     ],
 )
 def test_the_application_is_told_why_nothing_can_match(
@@ -62,6 +68,24 @@ def test_what_can_match_and_what_is_not_validated_is_told_nothing(federation: An
     odd = subscriber.register_subscriber(predicate="//latt > 3")
     assert subscriber.wait_matched(odd) == 1
     assert subscriber.matching(odd).impossible == ()
+
+
+def test_an_operator_is_told_of_a_keep_rule_that_contradicts_a_type(
+    federation: Any, figures: Any, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    # Given a rule that keeps the newest of each key, which no document of the type has
+    rules = tmp_path / "policy.toml"
+    rules.write_text('[[keep]]\ntype = "*"\nlatest_by = "//Areaa"\n')
+    archive, policy = ArchiveSection(folder=str(tmp_path / "archive")), PolicySection(file=str(rules))
+    federation.config = msgspec.structs.replace(federation.config, archive=archive, policy=policy)
+    federation.pad("alpha", "rome")
+    # When the type is published twice, expect one line
+    publisher = federation.light()
+    figures.register(publisher)
+    figures.register(publisher)
+    told = [record.getMessage() for record in caplog.records if "latest_by" in record.getMessage()]
+    assert len(told) == 1
+    assert "did you mean Area?" in told[0]
 
 
 def test_an_amendment_takes_the_contradiction_away(published: Any, federation: Any) -> None:
