@@ -132,13 +132,9 @@ def publish(given: _Publish) -> int:
         why = refusals[0]
         raise type(why)(f"the delegate refused {len(refusals)} of {len(ids)}: {why.message}", hint=why.hint)
     if matched < given.subscribers:
-        click.echo(
-            f"jbi: {matched} of {given.subscribers} subscriptions were there when it was published; see "
-            "`jbi status --subscriptions` for what others ask for",
-            err=True,
-        )
-        return 1
-    return 0
+        came = f"jbi: {matched} of {given.subscribers} subscriptions were there when it was published"
+        click.echo(f"{came}; see `jbi status --subscriptions` for what others ask for", err=True)
+    return int(matched < given.subscribers)
 
 
 def _peer(config: Config) -> PublisherAdapter:
