@@ -22,6 +22,7 @@ import types
 import typing
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Final, Literal, NewType, ParamSpec, Protocol, TypeVar
 
 from .errors import ArgumentError, MetadataError
@@ -61,6 +62,9 @@ LARGEST: Final = 31_536_000
 
 SHOWN: Final = 60
 """Characters of a wrong value that a message shows."""
+
+MADE: Final = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
+"""Marks of code whose call only makes what is to be awaited or iterated."""
 
 HAND_OVER: Final = (
     "A call only makes what nobody awaits or iterates. Give a plain function, which hands over to an event loop by "
@@ -146,7 +150,15 @@ def called(callback: Callable[..., object], *given: object) -> None:
         raise ArgumentError(f"the callback {_shown(callback)} returned a {type(made).__name__}", hint=HAND_OVER)
 
 
+def _plain(function: object) -> FunctionType | None:
+    """The Python function that is called, where nothing is said of it beside its code; `inspect` takes 4 us to look."""
+    behind = function.__func__ if type(function) is MethodType else function
+    return behind if type(behind) is FunctionType and not behind.__dict__ else None
+
+
 def _does_nothing(function: object, *, answers: bool) -> bool:
+    if function is None or ((plain := _plain(function)) is not None and not plain.__code__.co_flags & MADE):
+        return False
     while isinstance(function, functools.partial):
         function = function.func
     code = type(function).__call__ if callable(function) and not inspect.isroutine(function) else function
@@ -345,6 +357,11 @@ def _parameters(method: Callable[..., object]) -> str:
 
 
 def _can_be_called(function: Callable[..., object], count: int) -> bool:
+    plain = _plain(function)
+    if plain is not None and not plain.__code__.co_flags & inspect.CO_VARARGS:
+        code, given = plain.__code__, count + (plain is not function)
+        if not code.co_kwonlyargcount:
+            return code.co_argcount - len(plain.__defaults__ or ()) <= given <= code.co_argcount
     try:
         inspect.signature(function).bind(*range(count))
     except ValueError:

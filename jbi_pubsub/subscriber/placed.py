@@ -7,6 +7,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from itertools import groupby
+from types import FunctionType
 from typing import Any, Final
 
 import msgspec
@@ -261,6 +262,10 @@ def subscription_of(
     listeners: ListenerPool,
 ) -> LocalSubscription:
     """The subscription of a request; `listeners` call its listener."""
-    called = listener if listener is None or isinstance(listener, SubscriptionListener) else FunctionListener(listener)
+    called: SubscriptionListener | None = None
+    if isinstance(listener, FunctionType) or not isinstance(listener, SubscriptionListener | None):  # the second: 7 us
+        called = FunctionListener(listener)
+    else:
+        called = listener
     kind = PlacedSubscription if request.durable or request.start != NEW else LocalSubscription
     return kind(request, called, listeners)

@@ -7,6 +7,7 @@ import functools
 import inspect
 import typing
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -134,3 +135,64 @@ def test_what_a_lambda_hides_is_found_when_it_is_called() -> None:
     loop = asyncio.new_event_loop()
     called(lambda: loop.create_future())
     loop.close()
+
+
+class Plain:
+    def __call__(self, a: int, b: int) -> None: ...
+
+    def method(self, a: int) -> None: ...
+
+    @classmethod
+    def of(cls, a: int, b: int = 0) -> None: ...
+
+
+def _with_a_signature_of_its_own() -> Callable[..., object]:
+    """A function that says that it takes three."""
+
+    def made(*given: Any) -> None: ...
+
+    made.__signature__ = inspect.signature(lambda _a, _b, _c: None)  # type: ignore[attr-defined]
+    return made
+
+
+SHAPES: dict[str, Callable[..., object]] = {
+    "two": lambda _a, _b: None,
+    "one": lambda _a: None,
+    "three": lambda _a, _b, _c: None,
+    "none": lambda: None,
+    "a default": lambda _a, _b, _c=1: None,
+    "defaults alone": lambda _a=1, _b=2, _c=3: None,
+    "any": lambda *_given: None,
+    "one and any": lambda _a, *_given: None,
+    "three and any": lambda _a, _b, _c, *_given: None,
+    "a keyword": lambda _a, _b, *, _c: None,
+    "a keyword's default": lambda _a, _b, *, _c=1: None,
+    "any keywords": lambda _a, _b, **_named: None,
+    "by position": lambda _a, _b, /: None,
+    "method": Plain().method,
+    "method of a class": Plain.of,
+    "object": Plain(),
+    "partial": functools.partial(lambda _a, _b, _c: None, 1),
+    "wrapper": functools.wraps(lambda _a: None)(lambda *_given: None),
+    "signature": _with_a_signature_of_its_own(),
+    "type": dict,
+    "built in": len,
+}
+
+
+@pytest.mark.parametrize("function", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("count", range(4))
+def test_a_function_is_taken_for_so_many_arguments_as_python_would_give_it(
+    function: Callable[..., object], count: int
+) -> None:
+    # Given what Python says of a call with so many arguments
+    fits: AbstractContextManager[object] = nullcontext()
+    try:
+        inspect.signature(function).bind(*range(count))
+    except ValueError:
+        assert function is dict, "it does not tell"
+    except TypeError:
+        fits = pytest.raises(ArgumentError)
+    # Expect the check of a callback to say the same
+    with fits:
+        Argument("call", "function", Callable[[int] * count, object]).check(function)  # type: ignore[misc,valid-type]
