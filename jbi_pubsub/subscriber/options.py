@@ -5,6 +5,8 @@ They are passed whole. What they do not say the configuration says, or the reque
 from __future__ import annotations
 
 import math
+import os
+import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -49,6 +51,8 @@ TCL: Final = "tcl"
 SAME: Final = ("predicate", "view", "language", "payload_filter", "suppress_empty", "unfiltered", "qos")
 """Options of both kinds that requests have under the same names."""
 NO_CLIENT: Final = ClientSection()
+_IDS: Final = random.Random()  # noqa: S311  # no secrets: see `_uid`
+os.register_at_fork(after_in_child=_IDS.seed)
 _OBJECT_ID: Final = re.compile(r"[0-9A-Za-z._-]{1,128}")
 
 
@@ -188,10 +192,10 @@ def subscription_request(given: SubscriptionOptions, config: Config, *, now: flo
     given = _in_xpath(given)
     queue, durable, recipients = config.queue, given.get("durable"), tuple(given.get("recipients") or ())
     start = start_at(given.get("start"), now=now, latest_by=given.get("latest_by") or "")
-    secret = secret_of(durable, config.client) if durable is not None else token_hex(16)
+    secret = secret_of(durable, config.client) if durable is not None else token_hex(16) if recipients else ""
     direct, bound = given.get("direct"), given.get("bound")
     request = SubscriptionRequest(
-        uid=owned_uid("subscription", secret),
+        uid=_uid(secret),
         namespaces=tuple(_namespaces(given, config.client).items()),
         direct=not recipients if direct is None else direct,
         recipients=recipients,
@@ -199,7 +203,7 @@ def subscription_request(given: SubscriptionOptions, config: Config, *, now: flo
         policy=given.get("policy") or queue.policy,
         block_seconds=queue.block_seconds,
         attributes=tuple((given.get("attributes") or {}).items()),
-        secret=secret if recipients or durable else "",  # others are their session's, and told to all that match
+        secret=secret,
         start=start,
         demands=tuple(given.get("demands") or ()),
         **_same(given, "durable", "ack", "unlike", "local"),
@@ -210,6 +214,13 @@ def subscription_request(given: SubscriptionOptions, config: Config, *, now: flo
         raise ConfigurationError(f'ack="{request.ack}" is for durable subscriptions', hint="Give it a name: durable=")
     compile_conditions(request)  # bad input is refused here, before anybody is asked or told
     return request
+
+
+def _uid(secret: str) -> str:
+    """Id of a subscription: the caller's own, if he has a secret to prove it. Any other is its session's, and told to
+    all that match; it has to be unique, and no more. Whoever asks the system for chance gives way to other threads for
+    a moment, and a thousand such moments in turn keep the session's thread from its work for as long."""
+    return owned_uid("subscription", secret) if secret else f"subscription-{_IDS.getrandbits(128):032x}"
 
 
 def query_request(
