@@ -71,8 +71,8 @@ RENEW_SECONDS: Final = 5.0
 that (three fifths of it, see core/renewal.py), a try may take as long as any call: behind a slow link's queue an answer
 takes seconds, and to begin again costs more of them."""
 
-SUBSCRIBE_AT_ONCE: Final = 100
-"""Subscriptions in one call: 100 take a delegate some 20 ms, and a client with thousands some dozens of calls."""
+SUBSCRIBE_AT_ONCE: Final = 1_000
+"""Subscriptions in one call, at most: they take a delegate a tenth of a second."""
 
 OPENING_SECONDS: Final = 20.0
 """For a schema that was not seen before: twice the processor time that it may take (core/child.py)."""

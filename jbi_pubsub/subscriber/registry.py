@@ -41,8 +41,15 @@ REFUSED_AGAIN: Final = 60.0
 """Seconds after which what a delegate has refused is asked for again: there may be room by then. A delegate that is
 full for a thousand subscribers is asked 17 times a second."""
 
+ASK_FIRST: Final = 100
+"""Subscriptions in one call as long as nobody knows how long that takes; then twice as many each time."""
+
+QUICK_SECONDS: Final = 0.5
+"""A call that takes longer, over a slow link or at a busy delegate, is followed by one of ASK_FIRST again."""
+
 LOOK_SECONDS: Final = 0.1
-"""Between two looks whether publishers of a delegate that is dead have gone on elsewhere."""
+"""Before the second look whether publishers of a delegate that is dead have gone on elsewhere; then twice as long each
+time: at ten thousand subscriptions a look takes some ms."""
 
 ASK_SECONDS: Final = 3.0
 """Within which those who were refused ask again when a delegate says that its rules have changed."""
@@ -57,6 +64,7 @@ class RemoteRegistry:
         self._flows = flows
         self.ask_at = math.inf
         """When the refused ones are asked for again (monotonic seconds)."""
+        self._at_once = ASK_FIRST
 
     # -- wishes -------------------------------------------------------------------------------------------------
 
@@ -119,8 +127,12 @@ class RemoteRegistry:
                 raise WireError(f"no answer to the cancellation of subscription {uid}")
             with self._link.changed:
                 self.remotes.confirm(uid, right)
-        for at in range(0, len(to_ask), SUBSCRIBE_AT_ONCE):
-            self._subscribe(session_id, to_ask[at : at + SUBSCRIBE_AT_ONCE])
+        while to_ask:
+            began, size, self._at_once = time.monotonic(), self._at_once, ASK_FIRST  # also after one that fails
+            self._subscribe(session_id, to_ask[:size])
+            to_ask = to_ask[size:]
+            if time.monotonic() - began < QUICK_SECONDS:
+                self._at_once = min(2 * size, SUBSCRIBE_AT_ONCE)
 
     def _subscribe(self, session_id: str, records: list[RemoteSubscription]) -> None:
         with self._link.changed:
@@ -369,10 +381,11 @@ class SessionLosses:
         with self._link.changed:
             lost = self._remotes.take_lost()
         registrations = {flow: self._matched(flow.subscription.uid) for flow in lost}
-        until, lacks = time.monotonic() + wait, lost
+        until, pause, lacks = time.monotonic() + wait, LOOK_SECONDS, lost
         while lacks := [flow for flow in lacks if flow.may_lack(registrations[flow])]:
-            if (left := until - time.monotonic()) <= 0 or self._link.left.wait(min(left, LOOK_SECONDS)):
+            if (left := until - time.monotonic()) <= 0 or self._link.left.wait(min(left, pause)):
                 break
+            pause *= 2
         for flow in lost:
             flow.subscription.settle(flow.consume)
         for flow in lacks:

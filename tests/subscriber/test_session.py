@@ -589,14 +589,17 @@ def test_a_lost_session_whose_objects_have_gone_on_elsewhere_lost_nothing(
     # When the next one comes from its successor while that is looked for
     coming = msgspec.structs.replace(obj, platform=msgspec.structs.replace(registration, sequence=2))
     looks = itertools.count()
+    pauses = []
 
-    def look(_seconds: float) -> bool:
+    def look(seconds: float) -> bool:
+        pauses.append(seconds)
         if next(looks) == 3:
             alone.subscription.add([coming], lambda _count: None)
         return False
 
     alone.session.link.left = SimpleNamespace(wait=look)
     alone.session._end(WireError("away"))
-    # Expect nothing to be told
+    # Expect nothing to be told, and looks to be further and further apart: of ten thousand each takes its time
     assert alone.subscription.losses.by_cause == {}
     assert next(looks) == 4
+    assert pauses == [0.001, 0.002, 0.004, 0.008]
