@@ -28,6 +28,10 @@ class StateTable(Generic[S, E]):
         self.name: Final = name
         self.initial: Final = initial
         self._transitions: Final = dict(transitions)
+        self._final: Final = frozenset(
+            each for each in type(initial)
+            if all(following is each for state, _, following in self.rows() if state is each)
+        )  # fmt: skip
         unreached = set(type(initial)) - {initial, *self._transitions.values()}
         if unreached:
             raise ValueError(f"{name}: no event leads to {', '.join(sorted(each.name for each in unreached))}")
@@ -45,7 +49,7 @@ class StateTable(Generic[S, E]):
 
     def is_final(self, state: S) -> bool:
         """Whether nothing leads out of it."""
-        return all(following is state for each, _, following in self.rows() if each is state)
+        return state in self._final
 
     def rows(self) -> Iterator[tuple[S, E, S]]:
         """(state, event, state that follows), as they were given."""

@@ -177,11 +177,11 @@ class SessionQueues:
             queue.put(Waiting(parcel), parcel.size)
         self.make_ready(queue)
 
-    def catch_up(self, subscription: Subscription, backlog: Backlog, missed: int) -> None:
-        """See `SubscriberSession.catch_up`."""
+    def catch_up(self, subscription: Subscription, backlog: Backlog, missed: int) -> bool:
+        """See `SubscriberSession.catch_up`; whether there is something to send now."""
         queue = self.by_number.get(subscription.number)
         if queue is None:  # cancelled meanwhile: it is owed nothing any more
-            return
+            return False
         subscription.matched += len(backlog) + backlog.dropped
         size = sum(waiting.parcel.size for waiting in backlog if waiting.places == 0)
         if self.size + size > self.budget.session_share or self.budget.used + size > self.budget.limit:
@@ -199,6 +199,7 @@ class SessionQueues:
                 self.lose(queue, cause, count)
         self.make_ready(queue)
         queue.wake_feed()
+        return queue.may_send()
 
     def _comes_behind(self, queue: SubscriptionQueue, parcel: Parcel) -> bool:
         """Deal with what is kept, for a queue that catches up: whether that is done."""

@@ -84,10 +84,10 @@ class SubscriberSession:
         come meanwhile. All in one step, so that what several of them get goes over the link once. A backlog that there
         is no room for is lost, and told: publishers do not wait for it."""
         with self._changed:
-            for subscription, backlog, missed in joiners:
-                self._queues.catch_up(subscription, backlog, missed)
+            may_send = [self._queues.catch_up(*joiner) for joiner in joiners]
             self._changed.notify_all()
-        self._sender.ready()
+        if any(may_send):
+            self._sender.ready()
 
     def remove(self, subscription: Subscription) -> int:
         """Close the queue; how many objects waited in it or were on their way."""

@@ -18,6 +18,7 @@ from jbi_pubsub.core.wire import hub as hub_module
 from jbi_pubsub.core.wire.hub import SenderHub
 from jbi_pubsub.core.wire.stream import Receiver, StreamSocket
 from jbi_pubsub.pad.egress.budget import Budget
+from jbi_pubsub.pad.egress.queue import backlog_of
 from jbi_pubsub.pad.egress.session import Deliveries, SubscriberSession
 from jbi_pubsub.pad.model.subscription import Subscription, compile_subscription
 from jbi_pubsub.protocol.deliveries import ITEM, LAST_CHUNK, LOSS, OBJECT, Heard
@@ -116,6 +117,21 @@ def test_a_delivery_for_one_subscriber_is_sent_by_who_delivers_and_for_several_b
     deliver((*one, _parcel(1, 2)), (*other, _parcel(1, 2)))
     eventually(lambda: one[0].in_flight == 2 and other[0].in_flight == 1)
     assert set(ours[1:]) == set(others) == {delegate.hub._thread}
+
+
+def test_who_comes_late_and_has_missed_nothing_wakes_nobody(
+    delegate: Delegate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a subscriber, and who is told that it has something to send
+    session, subscription = delegate.open("late")
+    told: list[str] = []
+    monkeypatch.setattr(session._sender, "ready", lambda: told.append("ready"))
+    # When a subscription is done with the past, and had nothing there, expect that to be nobody's business
+    session.catch_up([(subscription, backlog_of(subscription, 1 << 20), 0)])
+    assert told == []
+    # When it has missed something, expect that to be told
+    session.catch_up([(subscription, backlog_of(subscription, 1 << 20), 3)])
+    assert told == ["ready"]
 
 
 def test_a_subscriber_that_takes_nothing_holds_up_no_deliverer(
