@@ -119,9 +119,7 @@ class RemoteRegistry:
                     each.was_refused = each.state is RemoteState.REFUSED
                 self.ask_at = math.inf
                 self.remotes.retry()
-            ending = self.remotes.ending  # by another thread, whose call is not to end what is asked for now
-            to_cancel = {uid: right for uid, right in self.remotes.to_cancel.items() if uid not in ending}
-            to_ask = [each for each in self.remotes if each.is_to_ask and each.subscription.uid not in ending]
+            to_cancel, to_ask = self.remotes.due()
         for uid, right in to_cancel.items():
             if not self._is_cancelled(right, uid):
                 raise WireError(f"no answer to the cancellation of subscription {uid}")
@@ -136,16 +134,13 @@ class RemoteRegistry:
 
     def _subscribe(self, session_id: str, records: list[RemoteSubscription]) -> None:
         with self._link.changed:
-            records = [each for each in records if each.is_to_ask]
-            for each in records:
-                each.ask()
-        if not records:
-            return
+            asked = self.remotes.ask(records)
         try:
-            self._ask_for(session_id, records)
+            if asked:
+                self._ask_for(session_id, asked)
         finally:
             with self._link.changed:
-                self.remotes.miss(records)
+                self.remotes.miss(asked)
 
     def _ask_for(self, session_id: str, records: list[RemoteSubscription]) -> None:
         link = self._link

@@ -195,6 +195,19 @@ class RemoteSubscriptions:
         """Whether the delegate has been asked, or will be, for what may stand there by now."""
         return any(each.state in _OUTSTANDING for each in self)
 
+    def due(self) -> tuple[dict[str, str], list[RemoteSubscription]]:
+        """Rights to cancel what the delegate is to end, by subscription; and those that it is to be asked for. Without
+        those that another thread is ending: its call is not to end what is asked for now."""
+        to_cancel = {uid: right for uid, right in self.to_cancel.items() if uid not in self.ending}
+        return to_cancel, [each for each in self if each.is_to_ask and each.subscription.uid not in self.ending]
+
+    def ask(self, records: Iterable[RemoteSubscription]) -> list[RemoteSubscription]:
+        """The delegate is about to be asked for these; those of them that it is to be asked for still."""
+        asked = [each for each in records if each.is_to_ask]
+        for each in asked:
+            each.ask()
+        return asked
+
     def want(self, subscription: LocalSubscription, *, is_expected: bool) -> DeliveryFlow | None:
         """Have it stand there. A durable one that begins anew has the id of the former one, which may not be over; the
         flow of that which is to be cancelled, if it stood."""
