@@ -45,6 +45,8 @@ class Callback(NamedTuple):
 
     name: str
     arguments: tuple[Any, ...] = ()
+    is_best_effort: bool = False
+    """Whether it may be lost on its way to a federate that is slow."""
 
 
 CONVEYED: Final = {"reflect_attribute_values": 5, "receive_interaction": 5, "remove_object_instance": 4}

@@ -1,8 +1,8 @@
 """The federation object model: object classes with attributes, interaction classes with parameters.
 
 Read from modules in the OMT XML of IEEE 1516.2-2010, of any namespace. Of a module are read: object classes,
-attributes, interaction classes, parameters, their nesting, `order` and `dataType`. Sharing, transportation, dimensions,
-switches, notes and tables of data types are passed over: an RTI here carries values as opaque bytes, reliably, to all
+attributes, interaction classes, parameters, their nesting, `order`, `transportation` and `dataType`. Sharing,
+dimensions, switches, notes and tables of data types are passed over: an RTI here carries values as opaque bytes to all
 who subscribe. The roots HLAobjectRoot (with HLAprivilegeToDeleteObject) and HLAinteractionRoot are there in any case.
 
 Modules are merged (clause 4.1.4 of IEEE 1516-2010): a class may stand in several, as itself or without members; where
@@ -57,6 +57,8 @@ class ClassMember(NamedTuple):
     """Its name; "": the model says none."""
     order: Order = "receive"
     """In which its values are delivered when they are sent with a time; of a parameter its class's counts."""
+    is_best_effort: bool = False
+    """Its values may be lost on their way to a federate that is slow."""
 
 
 class Class(NamedTuple):
@@ -71,6 +73,8 @@ class Class(NamedTuple):
     """Handles of its attributes or parameters, those of classes above it too; sorted."""
     order: Order = "receive"
     """Order of an interaction class."""
+    is_best_effort: bool = False
+    """As of an attribute; of an interaction class."""
 
 
 class Fom(NamedTuple):
@@ -171,6 +175,7 @@ class _Said(NamedTuple):
     members: dict[str, ClassMember]
     order: Order | None
     where: str
+    is_best_effort: bool = False
 
 
 _Sayings = dict[str, list[_Said]]
@@ -219,11 +224,12 @@ def _read_class(module: str, element: Element, kinds: tuple[str, str], above: st
     members = {}
     for each in children(element, member):
         place = f"{module}:{each.sourceline}"
-        one = ClassMember(_name_of(each, place), text_of(each, "dataType"), _order(each, place) or "receive")
+        order = _order(each, place) or "receive"
+        one = ClassMember(_name_of(each, place), text_of(each, "dataType"), order, _is_best_effort(each))
         if one.name in members:
             raise InconsistentFom(f"{place}: {name} has {one.name} twice", hint="Leave one", file=module)
         members[one.name] = one
-    said.setdefault(name, []).append(_Said(members, _order(element, where), where))
+    said.setdefault(name, []).append(_Said(members, _order(element, where), where, _is_best_effort(element)))
     for each in children(element, kind):
         _read_class(module, each, kinds, name, said)
 
@@ -252,7 +258,7 @@ def _same(name: str, said: list[_Said]) -> _Said:
             first = first._replace(order=each.order)
         elif "." in name and each.order not in (None, first.order):  # what a root's is makes no difference
             _refuse(name, first, each, {"order"})
-    return first
+    return first._replace(is_best_effort=any(each.is_best_effort for each in said))
 
 
 def _refuse(name: str, one: _Said, other: _Said, differs: set[str]) -> NoReturn:
@@ -294,7 +300,8 @@ def _numbered(said: dict[str, _Said]) -> tuple[tuple[Class, ...], tuple[ClassMem
         handles = range(len(members) + 1, len(members) + 1 + len(own))
         members.extend(own)
         above = (handle, *(parent.above if parent else ()))
-        classes[name] = Class(handle, name, above, (*inherited, *handles), said[name].order or "receive")
+        classes[name] = Class(handle, name, above, (*inherited, *handles), said[name].order or "receive",
+                              said[name].is_best_effort)  # fmt: skip
     return tuple(classes.values()), tuple(members)
 
 
@@ -306,6 +313,10 @@ def _name_of(element: Element, where: str) -> str:
             hint="A name is a letter, then letters, digits, _ and -, 255 at most",
         )
     return name
+
+
+def _is_best_effort(element: Element) -> bool:
+    return text_of(element, "transportation") == "HLAbestEffort"
 
 
 def _order(element: Element, where: str) -> Order | None:

@@ -244,17 +244,29 @@ def update_attribute_values(
     if len(attributes) > 1 and any(a >= b for a, b in itertools.pairwise(attributes)):
         raise InvalidArgument("attributes come sorted by handle, each once", hint="Sort them")
     if not clock.is_ordered(call, time) or time is None:
-        clock.send_as_received(call, _reflections(call, instance, values, tag, time, 0))
+        _send_as_received(call, instance, values, tag, time)
         return 0
     ordered = tuple(v for v in values if _order(call, instance, v[0]) == "timestamp")
     rest = tuple(v for v in values if v not in ordered) if len(ordered) < len(values) else ()
     if rest:
-        clock.send_as_received(call, _reflections(call, instance, rest, tag, time, 0))
+        _send_as_received(call, instance, rest, tag, time)
     if not ordered:
         return 0
     handle = call.next_handle()
     clock.send_in_order(call, time, handle, _reflections(call, instance, ordered, tag, time, handle))
     return handle
+
+
+def _send_as_received(call: ServiceCall, instance: int, values: Values, tag: bytes, time: float | None) -> None:
+    """Values that go reliably, and those that do not, apart."""
+    attributes = call.model.fom.attributes
+    best = tuple(each for each in values if attributes[each[0] - 1].is_best_effort)
+    if best:
+        receivers = _reflections(call, instance, best, tag, time, 0)
+        clock.send_as_received(call, tuple((to, each._replace(is_best_effort=True)) for to, each in receivers))
+        values = tuple(each for each in values if each not in best)
+    if values:
+        clock.send_as_received(call, _reflections(call, instance, values, tag, time, 0))
 
 
 def _order(call: ServiceCall, instance: int, attribute: int) -> Order:
@@ -354,7 +366,8 @@ def send_interaction(
         if each != call.federate:
             fits = call.model.fom.interactions[at - 1].members
             some = parameters if at == cls else tuple(v for v in parameters if v[0] in fits)
-            receivers.append((each, Callback("receive_interaction", (at, some, tag, time, retraction))))
+            said = (at, some, tag, time, retraction)
+            receivers.append((each, Callback("receive_interaction", said, kind.is_best_effort and not is_ordered)))
     if is_ordered and time is not None:
         clock.send_in_order(call, time, retraction, tuple(receivers))
     else:

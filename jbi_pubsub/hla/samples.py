@@ -13,6 +13,7 @@ _OF_FEDERATIONS: Final = (
     ("objects", "gauge", "Object instances"),
     ("calls", "counter", "Calls of services"),
     ("callbacks", "counter", "Callbacks"),
+    ("dropped", "counter", "Best-effort updates and interactions that slow federates did not get"),
     ("unsent", "gauge", "Bytes that wait for federates"),
 )
 _OF_WAYS: Final = (

@@ -45,13 +45,15 @@ from .fom import Fom, parsed
 from .proxy import RTI, RTI_TYPE, Module, Rti, living
 from .samples import of_rti
 from .saves import Saves
-from .sessions import Call, FederateSession, SessionGroup, Sessions
+from .sessions import HIGH_BYTES, Call, FederateSession, SessionGroup, Sessions
 
 log = logging.getLogger("jbi_pubsub.hla")
 
 T = TypeVar("T")
 
 FEDERATIONS_MOST: Final = 1_000
+SLOW_BYTES: Final = HIGH_BYTES // 2
+"""Bytes that wait for a federate; at more it gets nothing that goes by best effort, before others have to wait."""
 CALL_SECONDS: Final = 10.0
 """For something that is done on the sessions' thread."""
 ASK_SECONDS: Final = 1.0
@@ -71,6 +73,8 @@ class ServedFederation:
         self.names: dict[FederateSession, str] = {}
         self.calls = 0
         self.told = 0
+        self.dropped = 0
+        """Best-effort messages that were not sent to slow federates."""
         self.lost: dict[str, int] = {}
         """Federates that were resigned, by why."""
 
@@ -330,9 +334,13 @@ class RtiServer:
     def _tell(self, federation: ServedFederation, step: ServiceStep) -> None:
         say, joined = self._sessions.say, federation.joined
         federation.told += len(step.told)
-        for federate, (name, arguments) in step.told:
+        for federate, (name, arguments, is_best_effort) in step.told:
             session = joined.get(federate)
-            if session is not None:
+            if session is None:
+                continue
+            if is_best_effort and session.unsent > SLOW_BYTES:
+                federation.dropped += 1
+            else:
                 say(session, 0, name, arguments)
 
     def ended(self, session: FederateSession) -> None:
@@ -378,6 +386,7 @@ def _facts(federation: ServedFederation) -> dict[str, Any]:
         "saves": list(saving.order),
         "calls": federation.calls,
         "callbacks": federation.told,
+        "dropped": federation.dropped,
         "unsent": sum(each.unsent for each in federation.group.sessions),
         "resigned": dict(federation.lost),
         "times": {

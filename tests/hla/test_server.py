@@ -433,6 +433,45 @@ def test_who_does_not_read_holds_up_those_who_send_to_it_and_then_is_resigned(
     sock.close()
 
 
+def test_what_goes_by_best_effort_waits_for_nobody(
+    federation: Any, air: bytes, join: Callable[..., Federate], served: RtiServer
+) -> None:
+    # Given a model with an interaction that goes by best effort, one who reads it and one who never does
+    best = air.replace(
+        b"<name>Radio</name>", b"<name>Radio</name><transportation>HLAbestEffort</transportation>"
+    ).replace(b"<order>TimeStamp</order></attribute>", b"<transportation>HLAbestEffort</transportation></attribute>")
+    served.create("Best", [Module("best.xml", best)])
+    a, b = (Federate(federation.config, name, "Best") for name in ("a", "b"))
+    for each in (a, b):
+        federation.stack.callback(each.rti.disconnect)
+    sock = session(federation, "Best")
+    radio = a.rti.get_interaction_class_handle("Radio")
+    text = a.rti.get_parameter_handle(radio, "text")
+    calls = msgspec.msgpack.encode([(0, "subscribe_interaction_class", [radio])])
+    sock.sendall(LENGTH.pack(len(calls)) + calls)
+    b.rti.subscribe_interaction_class(radio)
+    a.rti.publish_interaction_class(radio)
+    # When more is sent than an RTI keeps for anybody
+    for number in range(100):
+        a.rti.send_interaction(radio, {text: bytes(200_000)}, b"%d" % number)
+        assert b.until("receive_interaction")[3] == b"%d" % number
+    # Expect who reads to have got all, and what the other one has not got to be counted, who is there still
+    [status] = [each for each in served.status()["federations"] if each["name"] == "Best"]
+    assert status["dropped"] > 0
+    assert status["unsent"] < HIGH_BYTES
+    assert status["federates"] == ["a", "b", "ugly"]
+    # and of an update what is reliable to come apart
+    cls = a.rti.get_object_class_handle("Vehicle.Aircraft")
+    position, callsign = (a.rti.get_attribute_handle(cls, name) for name in ("position", "callsign"))
+    a.rti.publish_object_class_attributes(cls, [position, callsign])
+    b.rti.subscribe_object_class_attributes(cls, [position, callsign])
+    aircraft = a.rti.register_object_instance(cls)
+    a.rti.update_attribute_values(aircraft, {position: b"p", callsign: b"c"})
+    got = [b.until("reflect_attribute_values")[2] for _ in range(2)]
+    assert sorted(got) == sorted([((position, b"p"),), ((callsign, b"c"),)])
+    sock.close()
+
+
 @pytest.mark.processes
 def test_the_command_serves_a_federation_and_says_what_is_wrong(
     federation: Any, start: Callable[..., Any], air: bytes, tmp_path: Path

@@ -102,7 +102,7 @@ class World:
         pytest.fail("it does not come to rest")
 
     def _said(self, place: int) -> tuple[Any, ...]:
-        name, arguments = self.system.inboxes[place][0]
+        name, arguments, *_ = self.system.inboxes[place][0]
         if name == "discover_object_instance":
             self._names[place][arguments[0]] = arguments[2]
         if name in _OF_INSTANCES:
