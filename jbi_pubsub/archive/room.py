@@ -88,12 +88,12 @@ class ArchiveRoom:
 
     def lack(self, size: int, log: Log, *, ahead: bool = False) -> str:
         """Why there is no room for so many bytes; "" if there is. `ahead`: nor for the next file of the log."""
-        section, (metadata, payload) = self._section, self._bytes()
+        section = self._section
         if self._lost_folder:
             return self._lost_folder
-        if section.max_metadata_bytes and metadata >= section.max_metadata_bytes:
+        if section.max_metadata_bytes and self._bytes()[0] >= section.max_metadata_bytes:
             return f"metadata take {section.max_metadata_bytes} bytes, as many as they may"
-        if section.max_payload_bytes and payload + size > section.max_payload_bytes:
+        if section.max_payload_bytes and self._bytes()[1] + size > section.max_payload_bytes:
             return f"payloads take {section.max_payload_bytes} bytes, as many as they may"
         if (ahead or size + RECORD.size > log.room) and self.spare < max(self._volume_bytes, size):
             return f"{max(0, self.spare) >> 20} MiB of the disk are left beside the reserve"

@@ -39,15 +39,16 @@ class AdmissionControl:
         is_clear = registration.marks.has_settled or self._buffers.has_room(parcel.size)  # nearly always
         if not is_clear and (pause := self.pause(registration, parcel)):
             self.stopping.wait(pause)
-        if self._stages:
-            self._wait_for_stages(registration, parcel)
+        if self._stages and (pause := self.room_in(registration, parcel)):
+            self._wait_for_stages(registration, parcel, pause)
 
-    def _wait_for_stages(self, registration: Registration, parcel: Parcel) -> None:
+    def _wait_for_stages(self, registration: Registration, parcel: Parcel, pause: float) -> None:
         deadline = time.monotonic() + self.patience
-        while pause := self.room_in(registration, parcel):
+        while pause:
             left = deadline - time.monotonic()
             if left <= 0 or self.stopping.wait(min(pause, left)):
                 raise self.no_stage()
+            pause = self.room_in(registration, parcel)
 
     def is_clear(self, registration: Registration, size: int) -> bool:
         """Whether an object of any importance may be judged at once: there is memory for all, and nobody to be waited
