@@ -196,7 +196,12 @@ def test_time_advances_on_both_sides_together(joint: Joint, eventually: Callable
     for one in (a, b):
         one.rti.time_advance_request(10.0)
     assert b.until("reflect_attribute_values")[4] == 9.0
-    b.until("time_advance_grant")
+    # When both are through; Expect both to be at infinity
+    for one in (a, b):
+        one.until("time_advance_grant")
+        one.rti.time_advance_request(math.inf)
+    for one in (a, b):
+        assert one.until("time_advance_grant") == ("time_advance_grant", math.inf)
 
 
 # -- what dies, and comes again --------------------------------------------------------------------------------------
