@@ -95,7 +95,7 @@ def _summarise(state: Demo) -> None:
 
 
 def next_steps(program: str) -> str:
-    """Three commands, for who has seen the demo; `program` is the `jbi` that was run."""
+    """Three commands to try after the demo; `program` is the `jbi` that was run."""
     is_usual = not program.endswith("/jbi") or program == shutil.which("jbi")
     jbi = "jbi" if is_usual else program
     return (
