@@ -60,7 +60,7 @@ class SchemaFolder:
         except JbiError:
             raise
         except OSError as exc:
-            log.info("what is made of schemas is not kept in %s: %s", self._path, exc)
+            log.info("the schema cache in %s is not written: %s", self._path, exc)
         return make() if found is None else found
 
     def _file(self, key: str) -> Path:
@@ -70,7 +70,9 @@ class SchemaFolder:
         """Raises OSError where others could write."""
         self._path.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not _is_safe(self._path.stat()):
-            log.warning("%s is not used for schemas, since others may write there: chmod go-w, or rm -r", self._path)
+            log.warning(
+                "%s is not used as schema cache, because other users may write there: chmod go-w, or rm -r", self._path
+            )
             raise PermissionError("others may write there")
 
     def _read(self, key: str, is_good: Callable[[bytes], bool]) -> bytes | None:

@@ -267,7 +267,7 @@ class Opener:
             except ChildError as exc:
                 if exc.facts["cause"] != "outside":
                     raise
-                log.warning("opening a schema %s: once more", exc.message)
+                log.warning("opening a schema %s: trying again", exc.message)
         return self._children.run(_WORK, data, limits=self._limits, caller=caller)
 
 

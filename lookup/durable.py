@@ -119,9 +119,9 @@ class DurableRegistrar:
         administrator sets): the store tries again, and says so."""
         result, fault = self._decide(call, lambda _: False)
         if fault is not None and not self._disk_fault:
-            log.error("nothing new is taken until the disk does again: %s", fault)
+            log.error("new state is refused until the disk works again: %s", fault)
         elif fault is None and self._disk_fault:
-            log.warning("the disk takes what is new again")
+            log.warning("the disk works again")
         self._disk_fault = fault is not None
         return result
 

@@ -71,7 +71,7 @@ class LookupPresence:
             self._put_own(admin)
             self.endpoint.start()
             if self._config.lookup.host in ("0.0.0.0", "::") and not self._config.lookup.advertise:  # noqa: S104  # compared
-                log.warning("others can't be told to connect to %s: set [lookup] advertise", self.endpoint.address)
+                log.warning("other hosts can't connect to %s: set [lookup] advertise", self.endpoint.address)
             self._join(admin)
             self._announce()
 

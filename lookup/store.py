@@ -184,7 +184,7 @@ class Store:
             admin = self._meta("admin", RegistrarAdmin)
             self._epoch = max(before.number + 1, int(wall))  # new also where the one before could not be noted
             if admin is not None and admin.destroyed:
-                log.warning("store %s is of a lookup service that was destroyed: this is a new one", self.path)
+                log.warning("store %s belongs to a destroyed lookup service: this is a new one", self.path)
                 admin = None
             items, interests = self._read(now)
         try:
@@ -195,7 +195,7 @@ class Store:
         except StorageError as fault:
             if str(fault.facts.get("code")).startswith("SQLITE_CORRUPT"):
                 raise
-            log.error("nothing new is taken until the disk does again: %s", fault)
+            log.error("new state is refused until the disk works again: %s", fault)
             self._fault, self._written = fault, self._written + 1
             self._waiting = {("clock", ""): self._clock, ("epoch", ""): _Epoch(self._epoch), **self._waiting}
         return KeptState(admin, tuple(items), tuple(interests))

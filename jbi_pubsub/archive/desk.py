@@ -422,16 +422,16 @@ class Desk:
         self._index = index
         self._forgotten = set()
         if index.why_anew:
-            log.warning("the archive's index is made anew: %s", index.why_anew)
+            log.warning("the archive's index is built again: %s", index.why_anew)
 
     def _rebuild(self, why: str) -> None:
-        log.warning("the archive's index is made anew: %s", why)
+        log.warning("the archive's index is built again: %s", why)
         self._told = Indexed(-1, 0)  # whoever waits for it hears of it, also when it ends where it was
         if self._index is not None:
             try:
                 self._index.drop()
             except StorageError as exc:
-                log.error("the archive's index could not be thrown away: %s", exc)
+                log.error("the archive's index could not be deleted: %s", exc)
                 self._close_index()
         self._index_at = 0.0
 

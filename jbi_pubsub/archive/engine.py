@@ -108,7 +108,7 @@ class Archive:
         self._room.look()
         columns, memory = (section.columns, section.memory) if is_indexed else (0, 0)
         if section.workers > 1:
-            log.warning("[archive] workers = %d: one process does it all, the others are not started", section.workers)
+            log.warning("[archive] workers = %d: one process is enough, the others are not started", section.workers)
         self._requests = WorkerRequests(
             Setup(str(self.folder.path.absolute()), self.folder.archive, 0, columns, memory),
             self._log, self._hear, deleted=deleted, sealed=self._room.sealed,
@@ -157,7 +157,7 @@ class Archive:
                 self._room.look()
                 if not may_pass or not _says_full(exc):
                     if not self._is_refusing:
-                        log.error("nothing is kept until it can be again: %s", exc)
+                        log.error("no object is kept until the disk works again: %s", exc)
                     self._is_refusing = True
                     raise
                 self._counters[NOT_ARCHIVED] += len(run)
@@ -290,7 +290,7 @@ class Archive:
         try:
             self._count(message)
         except StorageError as exc:
-            log.error("what was given up could not be counted: %s", exc)
+            log.error("the removed objects could not be counted: %s", exc)
 
     def _delete(self, found: Sequence[QueryResult]) -> None:
         positions = [each.position for each in found]
@@ -433,7 +433,7 @@ class Archive:
         try:
             parcel = Parcel.received(record.data)
         except ProtocolError as exc:  # its CRC holds: it was appended so
-            log.error("position %d of the archive is no object: %s", record.position, exc)
+            log.error("position %d of the archive is not an object: %s", record.position, exc)
             return
         for addition in additions_of([(record.position, parcel)]):
             self._registrations.add(addition)

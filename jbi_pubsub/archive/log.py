@@ -298,7 +298,7 @@ class Log:
 
     def _give_up(self, file: _LogFile, why: OSError) -> None:
         """Cut a file to what is on disk for sure, and leave it. `_syncing` is held."""
-        log.error("%s: %s; what was not on disk yet is refused", file.path, why.strerror or why)
+        log.error("%s: %s; objects that are not on disk yet are refused", file.path, why.strerror or why)
         with self._lock:
             if self._end > self._synced:
                 self._lost.append((self._synced, self._end))
@@ -323,7 +323,7 @@ class Log:
         """Find the end, and go on there."""
         files = sorted(self.folder.glob("*.log"))
         while files and not _has_head(files[-1]):
-            log.warning("%s was being begun when its writer died, and is taken away", files[-1])
+            log.warning("%s was incomplete when its writer died, and is deleted", files[-1])
             files.pop().unlink()
         self.recovered.volumes = len(files)
         if not files:
@@ -334,7 +334,7 @@ class Log:
             self._end = self._kept = volume.last
             self.recovered.damages = list(volume.damages)
             if volume.is_headless:
-                log.error("the archive is damaged: the head of %s; what is in it is read all the same", volume.path)
+                log.error("the archive is damaged: the head of %s; its objects are read all the same", volume.path)
         finally:
             volume.close()
         for damage in self.recovered.damages:
@@ -344,7 +344,7 @@ class Log:
     def _go_on(self, path: Path, volume: LogVolume, cut: int) -> None:
         """Cut what was being written, and go on in that file if it is not full."""
         if cut:
-            log.warning("%s: %d bytes that were being written when their writer died are cut", path, cut)
+            log.warning("%s: %d incomplete bytes of a killed writer are cut", path, cut)
             self.recovered.cut = cut
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         file = _LogFile(path, fd, self._volume_bytes, volume.end, volume.end, volume.head.began, volume.count)

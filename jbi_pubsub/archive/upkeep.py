@@ -335,7 +335,7 @@ class Upkeep:
         try:
             self._seal_all()
         except OSError as exc:  # on a full disk: what is in packs goes all the same
-            log.error("files that are full are not sealed, and stay: %s", exc)
+            log.error("full files are not sealed, and stay: %s", exc)
         retention = Retention(asked.rules, asked.now, asked.had)
         keys = _Keys()
         for path in reversed(self._good_logs()):
@@ -405,7 +405,7 @@ class Upkeep:
         try:
             volume = Pack(path, self._archive) if path.suffix == ".pack" else LogVolume(path, self._archive)
         except StorageError as exc:
-            log.error("what can't be read goes to make room: %s", exc)
+            log.error("unreadable files are deleted to free space: %s", exc)
             first, size = int(path.stem), sum(file.stat().st_size for file in path.parent.glob(f"{path.stem}*"))
             return _Whole(VolumeLoss(first, up_to, 0, {FULL: 0}, True, True), range(first, up_to + 1), (), size, 0)
         metadata = payload = 0

@@ -380,7 +380,7 @@ class Direction:
             if not self.target.unregister(uid, waits=waits):
                 return False
         except JbiError as exc:
-            log.info("%s: registration %s ends there by its lease: %s", self._thread.name, uid, exc)
+            log.info("%s: registration %s ends there with its lease: %s", self._thread.name, uid, exc)
         with relay.lock:
             relay.stands = relay.is_stale = False
         return True
@@ -408,7 +408,7 @@ class Direction:
                 if relay.stands:
                     relay.tell(self.target, uid, ROOM_SECONDS)
             except JbiError as exc:
-                log.debug("%s: what was left out of %s is told later: %s", self._thread.name, uid, exc)
+                log.debug("%s: the omitted objects of %s are told later: %s", self._thread.name, uid, exc)
 
     def trouble(self, what: str, exc: JbiError | None) -> None:
         """Something can't be done now: that is told once. None: it is done."""

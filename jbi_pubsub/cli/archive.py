@@ -382,16 +382,16 @@ def rebuild(given: _Rebuild) -> None:
         with opened(config, given.folder) as kept:
             kept.rebuild()
             _await_index(kept.status)
-        click.echo("the index is made anew")
+        click.echo("the index is built again")
         return
     place = given.place(config)
     with place.calls(config) as proxy:
         proxy.rebuild()
     if given.no_wait:
-        click.echo("the index is being made anew; `jbi archive status` says how far it is")
+        click.echo("the index is being built again; `jbi archive status` says how far it is")
         return
     _await_index(lambda: place.status(config))
-    click.echo("the index is made anew")
+    click.echo("the index is built again")
 
 
 def _await_index(look: Callable[[], dict[str, Any] | KeptStatus]) -> None:

@@ -7,6 +7,7 @@ A variable is JBI_<SECTION>_<KEY>, for example JBI_LEASE_SUBSCRIBER=2.
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -433,6 +434,9 @@ class Config(Section, frozen=True):
 Origins = dict[str, str]
 """section.key -> where the value comes from, for those that are not defaults."""
 
+_KINDS: Final = {
+    "int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text", "array": "a list",
+}  # fmt: skip
 _SECTIONS: Mapping[str, type[Section]] = {
     f.name: type(f.default) for f in msgspec.structs.fields(Config) if isinstance(f.default, Section)
 }
@@ -490,11 +494,11 @@ def _from_file(file: Path | None) -> Iterator[tuple[str, object, str]]:
         why = "too many brackets within each other" if isinstance(exc, RecursionError) else exc
         raise ConfigurationError(
             f"configuration file {file}: {exc.strerror if isinstance(exc, OSError) else why}",
-            hint="It is TOML; `jbi config` lists every setting",
+            hint='It is TOML: texts need quotes, "..."; `jbi config` lists every setting',
         ) from exc
     for section, table in document.items():
         if not isinstance(table, dict):
-            raise ConfigurationError(f"{file}: {section} stands outside a section", hint=_sections_hint())
+            raise ConfigurationError(f"{file}: {section} is outside a section", hint=_sections_hint())
         for name, value in table.items():
             if section == NETWORK and isinstance(value, dict):
                 yield from ((f"{NETWORK}.{name}.{key}", each, str(file)) for key, each in value.items())
@@ -550,11 +554,19 @@ def _convert(section: str, name: str, value: object, origin: str) -> Any:
         return msgspec.convert(value, field.type, strict=not isinstance(value, str))
     except msgspec.ValidationError as exc:
         words = get_args(field.type) if get_origin(field.type) is Literal else ()
+        shown = value if isinstance(value, str) else repr(value)
         raise ConfigurationError(
-            f"{section}.{name} = {value!r} ({origin}): {exc}",
+            f"{section}.{name} = {shown} ({origin}): {_expected(str(exc))}",
             hint=f"It takes {', '.join(words[:-1])} or {words[-1]}" if words else "",
             key=f"{section}.{name}",
         ) from exc
+
+
+def _expected(said: str) -> str:
+    """The words of msgspec for people who do not know Python."""
+    said = re.sub(r", got `\w+`", "", said)
+    said = re.sub(r"Expected `(\w+)`", lambda kind: f"it must be {_KINDS.get(kind[1], kind[1])}", said)
+    return re.sub(r"Invalid enum value '(.*)'", r"'\1' is not one of its values", said, flags=re.DOTALL)
 
 
 def check_value(section: str, name: str, value: str) -> Any:

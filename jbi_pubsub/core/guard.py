@@ -50,6 +50,6 @@ def note(what: str, exc: Exception) -> None:
         count = _faults[what]
     text = str(exc)[:TEXT_MOST]
     if count <= TOLD_WHOLE:
-        log.error("%s failed and goes on: %s: %s", what, type(exc).__name__, text, exc_info=exc)
+        log.error("%s failed and continues: %s: %s", what, type(exc).__name__, text, exc_info=exc)
     elif count & (count - 1) == 0:
-        log.error("%s failed and goes on, %d times: %s: %s", what, count, type(exc).__name__, text)
+        log.error("%s failed and continues, %d times: %s: %s", what, count, type(exc).__name__, text)

@@ -73,9 +73,9 @@ def _installed() -> dict[str, EntryPoint]:
     found = {name: EntryPoint(name, place, GROUP) for name, place in BUILT_IN.items()}
     for point in entry_points(group=GROUP):
         if (kind := point.name.partition(".")[0]) not in KINDS:
-            log.error("plug-in %s is of no kind that is asked for. %s", point.name, near_hint(kind, KINDS))
+            log.error("plug-in %s is of an unknown kind. %s", point.name, near_hint(kind, KINDS))
         if point.name in found and point.value != found[point.name].value:
-            log.error("plug-in %s is installed twice: %s counts, %s does not", point.name, found[point.name], point)
+            log.error("plug-in %s is installed twice: %s is used, %s is not", point.name, found[point.name], point)
         found.setdefault(point.name, point)
     return found
 

@@ -206,7 +206,7 @@ class Ticker:
             self.stop(job, 0.0)
         now = self._clock()
         if not job.is_slow and now - began > HELD_SECONDS:
-            log.warning("%s has held up all other jobs for %.1f s: it does not any more", job.name, now - began)
+            log.warning("%s delayed all other jobs for %.1f s: it now runs on its own", job.name, now - began)
         with self._lock:
             job.is_slow |= now - began > HELD_SECONDS
             if job in self._jobs:

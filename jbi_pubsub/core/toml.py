@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 from msgspec import inspect
 
-from .near import near_hint
+from .near import near_hint, near_name
 from .values import converted
 
 T = TypeVar("T")
@@ -74,7 +74,8 @@ class TomlDocument(dict[str, Any]):
             at = re.search(r" \(at line (\d+), column (\d+)\)$", str(exc))
             place = TextPlace(int(at[1]), int(at[2])) if at else _end(text)
             message = str(exc).removesuffix(" (at end of document)")
-            raise TomlError(message[: at.start()] if at else message, place, "It is TOML, see https://toml.io") from exc
+            message = message[: at.start()] if at else message
+            raise TomlError(message, place, _hint_of(message, text, place)) from exc
         except RecursionError as exc:
             raise TomlError("too many brackets within each other") from exc
         self.text: Final = text
@@ -110,6 +111,17 @@ class TomlDocument(dict[str, Any]):
         while where and where not in self._places:
             where = where[:-1]
         return self._places[where][which] if where else WHOLE
+
+
+def _hint_of(message: str, text: str, place: TextPlace) -> str:
+    """The hint for a text that is not TOML."""
+    lines = text.split("\n")
+    rest = lines[place.line - 1][place.column - 1 :] if 0 < place.line <= len(lines) else ""
+    word = re.match(r"[A-Za-z]\w*", rest)
+    if message != "Invalid value" or word is None:
+        return "It is TOML, see https://toml.io"
+    near = near_name(word[0].lower(), ("true", "false"))
+    return f"Did you mean {near}?" if near else f'A text needs quotes: "{word[0][:60]}"'
 
 
 def text_of(data: bytes) -> str:

@@ -152,7 +152,7 @@ class Application:
         """A steering command; whoever gave it gets an answer with its id."""
         client, said = command.body.get("client"), {"id": command.body.get("id", ""), "application": self.name}
         if not isinstance(client, str) or not client:
-            log.warning("application %s: a command of nobody is left out", self.name)
+            log.warning("application %s: a command without a sender is ignored", self.name)
             return
         try:
             value = self._done(command)

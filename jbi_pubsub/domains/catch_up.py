@@ -106,10 +106,10 @@ class CatchUp:
         try:
             is_whole = self._give(tuple(asked) if self._is_complete and len(asked) <= REGISTRATIONS_MOST else ())
         except UnknownUidError as exc:  # nothing of the type has been kept yet, or who has is not in reach
-            log.info("what %s has missed is looked for again: %s", self._name, exc)
+            log.info("the search for the missed objects of %s is repeated: %s", self._name, exc)
             is_whole = False
         except JbiError as exc:
-            log.warning("what %s has missed is looked for again: %s", self._name, exc)
+            log.warning("the search for the missed objects of %s is repeated: %s", self._name, exc)
             is_whole = False
         if self._is_first:
             self._is_first = False

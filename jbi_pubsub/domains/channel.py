@@ -36,7 +36,7 @@ def told(listener: EventListener) -> ObjectListener:
         try:
             event = StructuredEvent.read(obj.metadata, obj.payload)
         except MetadataError as exc:
-            log.warning("an object of %s is no event: %s", obj.type.name, exc)
+            log.warning("an object of %s is not an event: %s", obj.type.name, exc)
             return
         listener(event)
 

@@ -216,7 +216,7 @@ class Domain:
             try:
                 each.moved()
             except JbiError as exc:  # away again, or the application is just leaving
-                log.info("the offer of application %s refers to the channel of before: %s", each.name, exc)
+                log.info("the offer of application %s refers to the previous channel: %s", each.name, exc)
 
     def forget(self, member: object) -> bool:
         """A member has left; whether it was one."""

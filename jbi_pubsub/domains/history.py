@@ -68,17 +68,17 @@ class ConsumptionRecord:
             batches, self._waiting = self._waiting, {}
             left_out, self._left_out = self._left_out, 0
         if left_out:
-            log.warning("%d objects that %s has consumed are missing in its history", left_out, self._client)
+            log.warning("%d objects that %s has consumed are missing from its history", left_out, self._client)
         for watched, objects in batches.items():
             rest = iter(objects.items())
             while batch := dict(islice(rest, BATCH_MOST)):
                 try:
                     self._domain.publish(self._event(watched, batch), CONSUMED)
                 except AccessDeniedError as exc:
-                    log.warning("what %s consumes is not in its history: %s", self._client, exc)
+                    log.warning("consumed objects of %s are not in its history: %s", self._client, exc)
                     return DENIED_SECONDS
                 except JbiError as exc:
-                    log.info("what %s has consumed is published later: %s", self._client, exc)
+                    log.info("the consumed objects of %s are published later: %s", self._client, exc)
                     with self._lock:  # what has come meanwhile is behind it
                         self._waiting[watched] = batch | dict(rest) | self._waiting.get(watched, {})
         return BATCH_SECONDS
@@ -104,7 +104,7 @@ def events_of(query: Query, ids: Container[str] | None = None) -> Iterator[Struc
         try:
             yield StructuredEvent.read(obj.metadata, obj.payload)
         except MetadataError as exc:
-            log.warning("object %s is no event: %s", obj.object_id, exc)
+            log.warning("object %s is not an event: %s", obj.object_id, exc)
     if query.partial:
         log.warning("a history is incomplete: %s", "; ".join(query.partial))
 
@@ -118,7 +118,7 @@ def consumed(
             try:
                 batch, ids = _batch(domain, record)
             except (UnknownUidError, PredicateError, KeyError, ValueError, OverflowError, OSError) as exc:
-                log.warning("some of what %s has consumed can't be had: %s", client, exc)
+                log.warning("some consumed objects of %s are not available: %s", client, exc)
                 continue
             with batch as objects:
                 yield from events_of(objects, ids)

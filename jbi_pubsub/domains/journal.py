@@ -106,7 +106,7 @@ class ClientJournal:
         except StorageError as exc:
             if not self._is_broken:
                 self._is_broken = True
-                log.error("what %s has from now on comes again after a start: %s", self._client, exc)
+                log.error("objects that %s gets from now on come again after a restart: %s", self._client, exc)
 
     def release(self, text: str) -> None:
         """Its record is open no more."""

@@ -164,7 +164,7 @@ class RtiServer:
         try:
             found = self._community.lookup(template, timeout=ASK_SECONDS)
         except LookupNotFoundError as exc:
-            log.warning("whether another RTI serves %s was not found out: %s", name, exc)
+            log.warning("the search for another RTI of %s failed: %s", name, exc)
             return False
         # ours may have been destroyed just now
         others = [item for item in found if item.proxy.endpoints != (self.address,)]

@@ -497,7 +497,7 @@ class NodeReports:
     def _tell(self) -> None:
         is_wanted = self._events.is_wanted  # registers: whoever subscribes is to find it
         if self.lost > self._told_lost:
-            log.error("%d events were not published: more came than could be told", self.lost - self._told_lost)
+            log.error("%d events were not published: they came too fast", self.lost - self._told_lost)
             self._told_lost = self.lost
         while self._happened:
             told = [self._happened.popleft() for _ in range(min(EVENTS_AT_ONCE, len(self._happened)))]

@@ -92,7 +92,7 @@ class NodeFolder:
         except FileNotFoundError:
             pass
         except (ValueError, RecursionError) as exc:
-            log.error("%s is damaged and now %s.damaged: this node has a new id (%s)", file, IDENTITY, exc)
+            log.error("%s is damaged and was renamed to %s.damaged: this node has a new id (%s)", file, IDENTITY, exc)
             file.replace(file.with_name(f"{IDENTITY}.damaged"))
         told = Identity(known.id, known.epoch + 1) if known is not None else Identity(uuid4().hex, 1)
         self._write(file, msgspec.json.encode(told))

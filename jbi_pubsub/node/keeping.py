@@ -168,7 +168,10 @@ class VolunteerKeeping:
             else:
                 self.left_out += len(ids)
         if not has_room:
-            log.error("%d objects stay that other nodes have deleted: the archive takes nothing for long", len(ids))
+            log.error(
+                "%d objects that other nodes have deleted stay: the archive has accepted nothing for a long time",
+                len(ids),
+            )
 
     def stop(self) -> None:
         """End, when what is due is kept, or after some seconds."""
@@ -199,7 +202,7 @@ class VolunteerKeeping:
             self._due.extendleft(reversed(some))
             self._due_bytes += sum(_cost(each) for each in some)
             if self._is_stopping or self._changed.wait_for(lambda: self._is_stopping, AGAIN_SECONDS):
-                log.error("%d objects of other nodes are not kept: the archive does not take them", len(self._due))
+                log.error("%d objects of other nodes are not kept: the archive does not accept them", len(self._due))
                 return False
         return True
 
@@ -220,7 +223,7 @@ class VolunteerKeeping:
                 self._take_in([each for each in some if isinstance(each, Parcel)], entries)
         except JbiError as exc:
             if exc.message != self._trouble:
-                log.warning("the archive does not take what is kept for other nodes; it is tried again: %s", exc)
+                log.warning("the archive does not accept objects of other nodes; trying again: %s", exc)
             self._trouble = exc.message
             return False
         self._trouble = ""

@@ -149,7 +149,7 @@ class NodePersistence:
     def deleted(self, ids: Sequence[str]) -> None:
         """Objects were deleted at our archive: they are to be nowhere any more. Raises StorageError."""
         if self._stopping.is_set():
-            log.warning("%s objects are deleted here alone: the node leaves its networks", len(ids))
+            log.warning("%s objects are deleted on this node only: the node leaves its networks", len(ids))
         elif self._deletions is not None:
             self._deletions.add(ids)
             self._job.wake()
@@ -251,7 +251,7 @@ class NodePersistence:
         if not lacks or self._stopping.is_set():
             return
         if tries <= 1:
-            log.warning("what was published of registration %s before it is kept here is not all here: %s", uid, lacks)
+            log.warning("some older objects of registration %s are missing here: %s", uid, lacks)
         elif not self._stopping.wait(FETCH_AGAIN):
             self._fetch_soon(uid, tries - 1)
 

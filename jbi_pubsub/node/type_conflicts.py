@@ -106,7 +106,7 @@ class TypeConflicts:
         at = max(time.time(), before.at + 0.001 if before is not None else 0.0)
         body = SettledBody(VERSION, msgspec.structs.replace(having[0][1], type=type_), at, node)
         self._take(self._me, body)
-        log.warning("%s has settled that %s has the schema of node %s", by, type_, node)
+        log.warning("%s has decided that %s has the schema of node %s", by, type_, node)
         self._say(body)
 
     def say_again(self) -> None:
@@ -179,7 +179,7 @@ class TypeConflicts:
         try:
             return None if bundle.is_none else OPENER.open(bundle, cache_dir=self._cache, caller="networks")
         except JbiError as exc:
-            log.warning("a schema of a node: %s", exc)
+            log.warning("a schema of another node is not usable: %s", exc)
             return None
 
     def _called(self, node: bytes) -> str:

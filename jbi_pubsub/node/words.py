@@ -101,7 +101,7 @@ class OwnWords:
                         update=update,
                     ), self._seconds)  # fmt: skip
                 except BackPressureError as exc:
-                    log.debug("%d words to other nodes wait: %s", len(self._due), exc)
+                    log.debug("%d messages to other nodes wait: %s", len(self._due), exc)
                     return
                 with self._lock:
                     if self._due.get(key) is found:

@@ -148,7 +148,7 @@ class LocalManagerChannels:
         for lqm, at in since.items():
             is_away = at is not None and now - at > GONE_SECONDS
             if is_away and self._community.connected() and self._delegates.item(lqm) is None:
-                log.warning("local manager %s is gone: what it had of links is free", lqm[:8])
+                log.warning("local manager %s is gone: its shares of links are free", lqm[:8])
                 self.leave(lqm)
 
     def join(self, who: Joining, peer: str) -> str:

@@ -311,7 +311,7 @@ class AccessManager:
         try:
             rules, document = self._read(self.path, had_rules=bool(self._rules.rules))
         except PolicyError as exc:
-            log.error("%s; the rules of before stay in force", exc)
+            log.error("%s; the previous rules stay in force", exc)
             self.fault = exc.message
             return
         self._rules, self._since, self.fault = rules, self._wall(), ""

@@ -305,7 +305,7 @@ class PolicyReader(TableReader):
             return value.timestamp()
         is_zoned = isinstance(value, dt.datetime) and value.tzinfo is not None
         what = "is not between 1970 and 9998" if is_zoned else "has no zone"
-        what = what if isinstance(value, dt.datetime) else "is no time"
+        what = what if isinstance(value, dt.datetime) else "is not a time"
         self._error((*at, key), f"{key} {what}", "For example 2026-12-24T18:00:00Z, without quotes")
         return None
 

@@ -51,7 +51,7 @@ class RivalManagers:
         try:
             found = self._community.lookup(ServiceTemplate(types=(MANAGER_TYPE,)), timeout=ASK_SECONDS)
         except LookupNotFoundError as exc:
-            log.warning("other managers were not looked for: %s", exc)
+            log.warning("the search for other managers failed: %s", exc)
             return 0
         for item in found:
             if item.service_id == self._manager:

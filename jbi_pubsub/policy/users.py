@@ -250,7 +250,7 @@ class PasswordFile:
                 log.warning("%s: %d users", self.path, len(self._file.value))
         except PolicyError as exc:
             self.fault = exc.message
-            log.error("%s; the accounts of before stay in force", exc)
+            log.error("%s; the previous accounts stay in force", exc)
         return self._file.value
 
 

@@ -29,7 +29,7 @@ def held_elsewhere(community: JoinManager, security: Security, key: Key, *, but:
     try:
         items = community.lookup(REPOSITORIES, limit=ASKED + 1, timeout=ASK_SECONDS)
     except JbiError as exc:
-        log.warning("other type repositories are not asked about %s: %s", key[1], exc)
+        log.warning("other type repositories were not queried for %s: %s", key[1], exc)
         return None
     found: StoredType | None = None
     for item in [item for item in items if item.service_id != but][:ASKED]:
@@ -37,7 +37,7 @@ def held_elsewhere(community: JoinManager, security: Security, key: Key, *, but:
         try:
             held = proxy.held(key)
         except JbiError as exc:
-            log.warning("%s does not say what it knows of %s: %s", ", ".join(item.proxy.endpoints), key[1], exc)
+            log.warning("%s gave no answer about type %s: %s", ", ".join(item.proxy.endpoints), key[1], exc)
             continue
         finally:
             proxy.close()

@@ -319,7 +319,7 @@ class DelegateConnection:
                 self._come_back()
             self._send_on_a_line()
         except (UnknownUidError, UnknownLeaseError) as exc:
-            log.info("%s: the delegate has forgotten us: %s", self._name, exc)
+            log.info("%s: the delegate does not know this publisher any more: %s", self._name, exc)
             self._link.happen(ConnectionEvent.FORGET)
         except WireError as exc:
             if self._link.has_left:
@@ -333,7 +333,7 @@ class DelegateConnection:
             log.info("%s: waiting for the delegate: %s", self._name, exc)
         except JbiError as exc:
             if not self.registrations.refusals():
-                log.error("%s: the delegate refuses us: %s", self._name, exc)
+                log.error("%s: the delegate refuses this publisher: %s", self._name, exc)
             if isinstance(exc, AccessDeniedError):
                 self.registrations.refuse_all(exc)  # who publishes is told
 

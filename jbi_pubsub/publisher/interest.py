@@ -75,11 +75,11 @@ class InterestWatch:
             told = self._connected().wanted(self._bridge, after, WANTED_SECONDS, members=self._members)
             self._backoff.reset()
         except (AccessDeniedError, ProtocolError) as exc:
-            log.debug("what is wanted of bridge %s is not told: %s", self._bridge, exc)
+            log.debug("the wanted objects of bridge %s are not known: %s", self._bridge, exc)
             self._tell(EVERYTHING)
             self._stopping.wait(self._backoff.pause())
         except JbiError as exc:
-            log.debug("what is wanted of bridge %s is told later: %s", self._bridge, exc)
+            log.debug("the wanted objects of bridge %s will be known later: %s", self._bridge, exc)
             self._stopping.wait(self._backoff.pause())
         else:
             self._tell(told)

@@ -176,7 +176,7 @@ class PublisherLane:
         try:
             pieces, is_last = cutter.take(size)
         except StorageError as exc:  # our own disk: what has gone of it is of no use
-            log.error("object %s is given up: %s", cutter.parcel.head.object_id, exc)
+            log.error("object %s is dropped: %s", cutter.parcel.head.object_id, exc)
             self.cutter = None
             return (PUBLICATION.pack(ABANDONED, self.number, 0),)
         if not is_last:

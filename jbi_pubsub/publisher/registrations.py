@@ -75,7 +75,7 @@ class DelegateAttachment:
         try:
             self.proxy.disconnect(self.opened.uid, timeout)
         except JbiError as exc:
-            log.debug("the delegate will notice by the lease: %s", exc)
+            log.debug("the delegate will notice at the end of the lease: %s", exc)
         self.proxy.close()
 
 
@@ -197,7 +197,11 @@ class RemoteRegistrations:
                 if not (comes_back or isinstance(exc, UnknownUidError)) or self._is_over(deadline):
                     self._give_up_asking(publication.uid, may_stand=isinstance(exc, WireError))
                     raise
-                log.info("%s: the delegate has forgotten us, registering when it knows us again: %s", self._name, exc)
+                log.info(
+                    "%s: the delegate does not know this publisher any more; it registers again later: %s",
+                    self._name,
+                    exc,
+                )
 
     def _is_over(self, deadline: float) -> bool:
         return time.monotonic() >= deadline or self._link.pause(ASK_AGAIN_SECONDS)
@@ -291,7 +295,7 @@ class RemoteRegistrations:
         try:
             self.unregister(publication)
         except WireError as exc:
-            log.info("%s: registration %s is taken back later: %s", self._name, publication.uid, exc)
+            log.info("%s: registration %s is withdrawn later: %s", self._name, publication.uid, exc)
             with self._link.lock:
                 record = self._records.get(publication.uid)
                 self._forget(publication, record)
@@ -391,7 +395,7 @@ class RemoteRegistrations:
                 log.debug("%s: registration %s is refused still: %s", self._name, uid, exc)
                 continue
             if stands:
-                log.warning("%s: the delegate takes registration %s again", self._name, uid)
+                log.warning("%s: the delegate accepts registration %s again", self._name, uid)
                 self._sender.push()
         for publication in [each for each in self.wanted().values() if each.is_renewed()]:
             try:
@@ -414,7 +418,7 @@ class RemoteRegistrations:
             except UnknownUidError:
                 pass  # it was not, or is not any more
             except JbiError as exc:
-                log.debug("%s: registration %s is taken back later: %s", self._name, uid, exc)
+                log.debug("%s: registration %s is withdrawn later: %s", self._name, uid, exc)
                 return
             with self._link.lock:
                 if self._link.attachment is attachment and record.state is _S.ABANDONED:

@@ -203,7 +203,7 @@ class Following:
                 policies = _checked(news.toml, news.standing)
             except JbiError as exc:
                 fault = f"version {news.standing.version} can't be used here: {exc.message}"
-                log.error("%s; what was in force stays so", fault)
+                log.error("%s; the previous policies stay in force", fault)
         elif is_other:
             fault = self._fault  # of the text that came before
         if fault:

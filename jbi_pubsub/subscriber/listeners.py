@@ -145,7 +145,7 @@ class ListenerPool:
             try:
                 thread.start()
             except RuntimeError as exc:  # the system has no more threads for us: those there are do it, or the next try
-                log.warning("no further thread for listeners: %s", exc)
+                log.warning("no further thread for listeners can be started: %s", exc)
             else:
                 self._threads.add(thread)
 

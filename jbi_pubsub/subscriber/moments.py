@@ -34,18 +34,18 @@ def seconds_at(given: Moment, *, now: float, what: str) -> float:
         try:
             given = datetime.fromisoformat(text if text.isprintable() else "")  # it takes a NUL at the end
         except ValueError as exc:
-            raise ConfigurationError(f"{what}: {text[:60]!r} is no time", hint=_LIKE) from exc
+            raise ConfigurationError(f"{what}: {text[:60]!r} is not a time", hint=_LIKE) from exc
     if given.utcoffset() is None:
         raise ConfigurationError(
             f"{what}: {given.isoformat()} has no time zone",
-            hint="Add Z for UTC, or an offset as +01:00; a datetime needs its tzinfo",
+            hint=f"For UTC write {given.isoformat(timespec='minutes')}Z; a datetime needs its tzinfo",
         )
     try:
         seconds = given.timestamp()
     except (ValueError, OverflowError) as exc:
-        raise ConfigurationError(f"{what}: {given} is no time that there is", hint=_LIKE) from exc
+        raise ConfigurationError(f"{what}: {given} is not a valid time", hint=_LIKE) from exc
     if not 0 <= seconds <= LATEST:
-        which = "before 1970" if seconds < 0 else "after the year 5138, the last that there is"
+        which = "before 1970" if seconds < 0 else "after the year 5138, the limit"
         raise ConfigurationError(f"{what}: {given.isoformat()} is {which}", hint=_LIKE)
     return seconds
 

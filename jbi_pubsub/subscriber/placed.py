@@ -74,7 +74,7 @@ class PlacedSubscription(LocalSubscription):
             before = self._archives.get(address, "")
             self._archives[address] = next(iter(granted.incarnations), "")
         if granted.is_new and not before:
-            log.info("durable subscription %r is new at %s: it begins by its start", self.request.durable, address)
+            log.info("durable subscription %r is new at %s: it begins at its `start`", self.request.durable, address)
         if before and before not in granted.incarnations:
             self.lose(Cause.OTHER_ARCHIVE, 0, f"another one than before, or a copy of it, is at {address} now")
         elif granted.is_elsewhere and not before:

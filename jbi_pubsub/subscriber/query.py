@@ -282,7 +282,7 @@ class Query:
             raise errors[0]
         for part in self._results.parts:
             if part.error is not None:
-                log.warning("a query goes on without the archive at %s: %s", part.address, part.error)
+                log.warning("a query continues without the archive at %s: %s", part.address, part.error)
 
     def take_now(self) -> InfoObject | None:
         """The next result if it is here; None when there is none now, or none any more: see `state`."""

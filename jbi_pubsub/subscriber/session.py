@@ -144,7 +144,7 @@ class DelegateSession:
             try:
                 link.proxy.close_session(opened.uid)
             except JbiError as exc:
-                log.debug("the delegate will notice by the lease: %s", exc)
+                log.debug("the delegate will notice at the end of the lease: %s", exc)
         link.close()
         for thread in self._threads:
             if thread is not threading.current_thread():

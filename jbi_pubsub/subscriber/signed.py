@@ -68,7 +68,7 @@ class DeliverySignatures:
             self.signed += signed
             self.bad_signature = after
         if before.bit_length() != after.bit_length() and not self.require:  # else it is told as a loss
-            log.warning("%d objects not signed well: %s", after, why)
+            log.warning("%d objects without a valid signature: %s", after, why)
 
 
 class SessionSignatures:

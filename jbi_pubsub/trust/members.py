@@ -150,7 +150,7 @@ class MemberSeal:
             if now >= self._ask_at and (self._asks_all or self._asking):
                 return self._ask(now)
         except SignatureError as exc:
-            log.error("no keys are asked for or given: %s", exc.message)
+            log.error("no keys are exchanged: %s", exc.message)
             self._askers.clear()
             self._ask_at = now + ENDED_SECONDS
         return None

@@ -102,7 +102,7 @@ class CertificateSigner:
             if self._holder.look():
                 log.info("[tls] certificate %s is another one, and signs from now on", self._certificate)
         except ConfigurationError as exc:
-            log.error("what was read before goes on signing: %s", exc)
+            log.error("the previous certificate stays in use for signing: %s", exc)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,7 @@ class CertificateVerifier:
                 counts = len(now.anchors), len(now.revoked)
                 log.info("authorities and revoked certificates read again: %d, %d", *counts)
         except ConfigurationError as exc:
-            log.error("what was read before stays in force: %s", exc)
+            log.error("the previous files stay in force: %s", exc)
 
 
 @dataclass(frozen=True, slots=True)

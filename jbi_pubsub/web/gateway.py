@@ -290,6 +290,6 @@ class Gateway(HttpServer):
             try:
                 await end()
             except JbiError as exc:
-                log.warning("the gateway could not end what nobody uses: %s", exc)
+                log.warning("the gateway could not close idle connections: %s", exc)
             except Exception:
-                log.exception("the gateway could not end what nobody uses")
+                log.exception("the gateway could not close idle connections")

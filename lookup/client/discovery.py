@@ -369,7 +369,9 @@ class LookupDiscovery:
             self._known[endpoint] = info.service_id
             return True
         if not room:
-            log.warning("lookup service at %s not joined: %d are that no locator names", endpoint, MAX_SUGGESTED)
+            log.warning(
+                "lookup service at %s not joined: the limit of %d without a locator is reached", endpoint, MAX_SUGGESTED
+            )
         else:
             self._known = {at: who for at, who in self._known.items() if who != info.service_id}
         self._suggestions.failed(endpoint, time.monotonic())
@@ -387,7 +389,7 @@ class LookupDiscovery:
         try:
             self._browser = Browser(self._interfaces(), self._announced, self._gone, lambda: self._stopping)
         except ConfigurationError as exc:
-            log.warning("%s: using the locators alone", exc.message)
+            log.warning("%s: using only the locators", exc.message)
 
     def _announced(self, name: str, endpoints: list[str], groups: list[str] | None) -> None:
         if groups is None or self._serves(groups):

@@ -433,10 +433,11 @@ class JoinManager:
                     return done
                 groups = self._config.lookup.groups
                 asked = ", ".join(f"{at} ({why})" if why else at for at, why in self._discovery.asked().items())
+                hint = "Start one with `jbi lookup`, or name its host:port in [lookup] locators"
                 raise LookupNotFoundError(
                     f"no lookup service of {shown_groups(None if ALL_GROUPS in groups else groups)} answered "
-                    f"{'before we left' if closed else f'within {timeout + waited:.3g} s'}; asked: {asked or 'nobody'}",
-                    hint="Start one with `jbi lookup`, or name its host:port in [lookup] locators",
+                    f"{'before we left' if closed else f'within {timeout + waited:.3g} s'}; tried: {asked or 'none'}",
+                    hint="Check [tls] at both ends: certificate, key and ca" if "TLS" in asked else hint,
                 )
             with self._changed:
                 self._changed.wait_for(lambda: self._news != news, deadline - time.monotonic())  # noqa: B023  # called here

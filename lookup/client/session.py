@@ -492,7 +492,7 @@ class RegistrarSession:
         try:
             self._cancel()
         except JbiError as exc:
-            log.debug("leases at %s run out by themselves: %s", self.ref.endpoints, exc)
+            log.debug("leases at %s will expire: %s", self.ref.endpoints, exc)
 
     # -- events -------------------------------------------------------------------------------------------------
 

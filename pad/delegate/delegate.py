@@ -171,7 +171,7 @@ class Delegate:
             try:
                 drop()
             except JbiError as exc:
-                log.error("cleaning up behind a lease: %s", exc)
+                log.error("cleaning up after a lease failed: %s", exc)
         self.mail.remind()
         if self.history is not None and self.history.catch_ups is not None:
             self.history.catch_ups.tend()

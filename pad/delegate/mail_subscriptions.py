@@ -80,7 +80,7 @@ class MailSubscriptions:
         try:
             subscription = compile_subscription(kept.request, owner="mail", number=number)
         except JbiError as exc:  # another version's, or its language is not installed any more
-            log.error("e-mail subscription %s is not taken over: %s", kept.request.uid, exc)
+            log.error("e-mail subscription %s is not restored: %s", kept.request.uid, exc)
             return
         subscription.caller = caller_of(kept.whose)
         with contextlib.suppress(OversizeError):  # it was promised
@@ -284,7 +284,7 @@ class MailSubscriptions:
             if self.store is not None:
                 self.store.reminded(uid)
         except StorageError as exc:
-            log.error("a restart will remind of subscription %s again: %s", uid, exc)
+            log.error("after a restart the reminder of subscription %s will be repeated: %s", uid, exc)
 
     def lose(self, subscription: Subscription, cause: Cause, count: int, why: str) -> None:
         """Mails are lost: its subscriber is told, if he is here."""

@@ -254,7 +254,7 @@ class Tables:
                     charges = subscription.charges_by(predicate)
                     topic.table.budget.check(charges, "all subscriptions to a registration")
             except (OversizeError, PredicateError) as exc:
-                log.warning("subscription %s is set aside: %s", subscription.uid, exc)
+                log.warning("subscription %s is not evaluated any more: %s", subscription.uid, exc)
                 subscription.set_aside = str(exc)
                 session = self.sessions.get(subscription.owner)
                 if session is None or not session.lose(subscription, Cause.REFUSED, 0):

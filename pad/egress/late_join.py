@@ -143,7 +143,7 @@ class LateJoiners:
             try:
                 thread.start()
             except RuntimeError as exc:  # the system has none for us now
-                log.warning("nobody can catch up: %s", exc)
+                log.warning("catch-up is not possible: %s", exc)
                 return False
             self._thread = thread
         return not self._stopping

@@ -139,7 +139,7 @@ class Admission:
                 f"registration {lane.registration.uid} has sent {count} objects that are not done, and"
                 f" {progress.bytes} bytes before them: its credit is {credit}, and {most_bytes}"
             )
-            log.warning("a publisher breaks the protocol, and is cut off: %s", why)
+            log.warning("a publisher breaks the protocol, and is disconnected: %s", why)
             raise why
 
     def refuse(self, refused: Refused) -> None:

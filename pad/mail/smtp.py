@@ -209,7 +209,7 @@ class MailServer:
             async with asyncio.timeout(QUIT_SECONDS):
                 await client.quit()
         except (aiosmtplib.SMTPException, OSError) as exc:
-            log.debug("no good-bye from the mail server: %s", exc)
+            log.debug("no answer to QUIT from the mail server: %s", exc)
         finally:
             self._drop(client)
 

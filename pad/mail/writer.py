@@ -129,9 +129,9 @@ class MailWriter:
                 self._queue.kept(changes, time.monotonic())
             before, self.fault = self.fault, why
         if why and not before:
-            log.error("mail is lost, the disk does not take it: %s", why)
+            log.error("mail is lost, the disk can't store it: %s", why)
         elif before and not why:
-            log.warning("the disk takes mail again")
+            log.warning("the disk stores mail again")
         self._written(losses)
 
     def _commit(self, changes: Changes) -> str:

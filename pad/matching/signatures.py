@@ -64,7 +64,9 @@ class SignatureCheck:
                 raise SignatureError(f"object {head.object_id}: {exc.message}", object=head.object_id) from exc
             count = registration.totals.bad_signature
             if count & (count - 1) == 0:  # the first, then each power of two
-                log.warning("registration %s: %d objects not signed well: %s", registration.uid, count, exc.message)
+                log.warning(
+                    "registration %s: %d objects without a valid signature: %s", registration.uid, count, exc.message
+                )
         else:
             registration.totals.signed += 1
 
@@ -106,7 +108,7 @@ class Seals:
         except SignatureError as exc:
             if not self._is_told:
                 self._is_told = True
-                log.error("payloads that are cut are not signed any more: %s", exc)
+                log.error("filtered payloads are not signed any more: %s", exc)
             return b""
 
 

@@ -144,7 +144,7 @@ class ArchiveCatchUp(ArchiveFeed):
             self.fail()
             return False
         if progress.error:
-            log.warning("subscription %s: what it catches up with is %s", self.subscription.uid, progress.error)
+            log.warning("subscription %s: its catch-up is %s", self.subscription.uid, progress.error)
             self.session.lose(self.subscription, Cause.STORAGE)
         self._drop_round()
         self._is_first = False
@@ -331,7 +331,7 @@ class ArchiveCatchUps:
         try:
             self.durables.note()
         except StorageError as exc:
-            log.error("what durable subscriptions have had is not put down: %s", exc)
+            log.error("the positions of durable subscriptions are not stored: %s", exc)
 
     def ask_again(self) -> None:
         """The access rules have changed: who catches up goes on by those."""

@@ -73,7 +73,7 @@ class Durables:
             try:
                 entries = decoder_of(SubscriptionRequest).decode(consumer.request).entries
             except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-                log.error("durable subscription %r can't be read, and makes nothing be kept: %s", consumer.name, exc)
+                log.error("durable subscription %r can't be read, and keeps no objects: %s", consumer.name, exc)
                 entries = ()
             self._known[consumer.name, consumer.owner] = known = Durable(consumer, entries, under_way)
             known.is_new = False
@@ -138,7 +138,7 @@ class Durables:
         now = self._wall()
         for durable in list(self._known.values()):
             if durable.session is None and durable.ends < now:
-                log.warning("durable subscription %r ends: nobody has come for it", durable.name)
+                log.warning("durable subscription %r ends: its subscriber has not come back", durable.name)
                 self.cancel(durable)
             elif durable.session is not None and durable.ends < now + 0.9 * self._lease:
                 durable.ends, durable.is_changed = now + self._lease, True

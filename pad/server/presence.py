@@ -145,7 +145,7 @@ class DelegatePresence:
             self.community.wait_watching(cache, NAMESAKE_SECONDS)
             found = cache.items()
         except JbiError as exc:
-            log.debug("%s: who else has our name is not known: %s", self._name, exc)
+            log.debug("%s: other delegates of the same name are not known: %s", self._name, exc)
             return
         finally:
             self.community.unwatch(cache)

@@ -110,7 +110,7 @@ class Repositories:
         try:
             items = self._community.lookup(template, limit=USERS_MOST, timeout=ASK_SECONDS)
         except JbiError as exc:
-            log.warning("other delegates' registrations of %s are not counted: %s", type_, exc)
+            log.warning("the registrations of %s at other delegates are not counted: %s", type_, exc)
             items = []
         elsewhere = sum(item.proxy.service_id != self._server_id for item in items)
         found += [_counted(elsewhere, "elsewhere")] if elsewhere else []
@@ -126,7 +126,7 @@ class Repositories:
         known = registry.find(key) if registry is not None else None
         if known is not None:
             if known.state == "deprecated":
-                log.warning("%s is deprecated, and is published", gate.type)
+                log.warning("%s is deprecated, and a publisher uses it", gate.type)
             return
         held = self.elsewhere(key)
         if held is None:
@@ -160,7 +160,7 @@ class Repositories:
         if not self._community.connected() and time.monotonic() < self._nobody_until:
             return None  # it was waited for just now: strangers must not make all threads wait
         if not self._asking.acquire(timeout=ASK_SECONDS):
-            log.warning("other type repositories are not asked about %s: too many ask already", key[1])
+            log.warning("other type repositories are not queried for %s: too many queries already", key[1])
             return None
         try:
             return held_elsewhere(self._community, self._security, key, but=self._server_id)

@@ -130,7 +130,9 @@ class LeaseReaper:
         if facts is not None and facts is not self._certificates:
             self._certificates = facts
             if ended := self._delegate.review.end_held(facts.is_revoked):
-                log.warning("%s: %d contracts of revoked certificates ended", self._endpoints.name, ended)
+                log.warning(
+                    "%s: %d registrations and subscriptions of revoked certificates ended", self._endpoints.name, ended
+                )
         if self._delegate.expire():
             self._data.forget_ended()
 

@@ -340,10 +340,10 @@ def test_of_what_makes_no_sense_nothing_is_kept(
 
 
 def test_the_index_is_made_anew(jbi: Jbi, pad: DisseminationServer, eventually: Callable[..., Any]) -> None:
-    assert jbi("archive", "rebuild").out == "the index is made anew\n"
+    assert jbi("archive", "rebuild").out == "the index is built again\n"
     assert pad.status()["archive"]["indexed"] == 5
     assert jbi("query", "--predicate", "//lat > 33", "--count-only").out == "5\n"
-    assert "is being made anew" in jbi("archive", "rebuild", "--no-wait", "--at", pad.address).out
+    assert "is being built again" in jbi("archive", "rebuild", "--no-wait", "--at", pad.address).out
     eventually(lambda: pad.status()["archive"]["indexed"] == 5)
 
 
@@ -367,7 +367,7 @@ def test_a_folder_in_use_is_refused_and_one_at_rest_is_read(jbi: Jbi, pad: Disse
     assert (shown.code, facts["result"], facts[f"  {TYPE} 1.0"]) == (0, "good", "5")
     assert json.loads(jbi("archive", "status", "--folder", "kept", "--json").out)["objects"] == 5
     assert len(Path("rescued.jsonl").read_text().splitlines()) == 5
-    assert jbi("archive", "rebuild", "--folder", "kept").out == "the index is made anew\n"
+    assert jbi("archive", "rebuild", "--folder", "kept").out == "the index is built again\n"
 
 
 def test_damage_in_a_folder_is_found_and_changes_nothing(jbi: Jbi, pad: DisseminationServer, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ def test_a_step_that_fails_is_counted_and_the_next_one_is_done(caplog: pytest.Lo
                 done.append(n)
     assert done == [0, 2]
     assert faults()["a loop of this test"] == 1
-    assert "a loop of this test failed and goes on: KeyError: 'gone'" in caplog.text
+    assert "a loop of this test failed and continues: KeyError: 'gone'" in caplog.text
     assert "Traceback" in caplog.text
 
 

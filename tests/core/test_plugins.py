@@ -201,7 +201,7 @@ def test_one_of_an_unknown_kind_is_told(
 ) -> None:
     installed(f"{kind}.shelf = acme_shelf:catalogue", acme_shelf=KEPT)
     assert plugins.names("types") == ()
-    assert f"plug-in {kind}.shelf is of no kind that is asked for. {told}" in caplog.text
+    assert f"plug-in {kind}.shelf is of an unknown kind. {told}" in caplog.text
 
 
 def test_all_kinds_that_are_asked_for_are_known_and_described() -> None:

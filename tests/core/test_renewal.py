@@ -242,7 +242,7 @@ def test_a_renewal_that_fails_in_an_unforeseen_way_is_tried_again(
         assert renewed.wait(LONG)
     assert lost == []
     assert faults()["renewal of a lease"] == before + 1
-    assert "renewal of a lease failed and goes on: KeyError" in caplog.text
+    assert "renewal of a lease failed and continues: KeyError" in caplog.text
     assert len(manager) == 1
 
 

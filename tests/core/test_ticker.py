@@ -211,7 +211,7 @@ def test_a_job_that_holds_the_thread_too_long_is_told_and_slow_from_then_on(
     eventually(lambda: len(on) == 3)
     assert on == ["our-ticker", "our-ticker-slow", "our-ticker-slow"]
     assert [record.getMessage().partition(" for ")[0] for record in caplog.records] == [
-        "a long one has held up all other jobs"
+        "a long one delayed all other jobs"
     ]
     _stop(job)
 

@@ -75,7 +75,7 @@ P = '[[policy]]\nname = "p"\n'
         (P + 'address = "10.0.0.1/8"\n', "3:11: error: '10.0.0.1/8' is no address or network"),
         (P + 'attribute = "Kabul"\n', "3:13: error: attribute is a table"),
         (P + "attribute = { a = 1 }\n", "3:19: error: a is a text or a list of texts"),
-        (P + 'until = "2026-12-24"\n', "3:9: error: until is no time. For example 2026-12-24T18:00:00Z"),
+        (P + 'until = "2026-12-24"\n', "3:9: error: until is not a time. For example 2026-12-24T18:00:00Z"),
         (P + "until = 2026-12-24T18:00:00\n", "3:9: error: until has no zone"),
         (P + "from = 2099-01-02T00:00:00Z\nuntil = 2099-01-01T00:00:00Z\n", "4:9: error: until is not after from"),
         (P + 'hours = "8-16"\n', '3:9: error: hours: hours of UTC, for example "08:00-16:30"'),

@@ -380,7 +380,7 @@ def test_a_renewed_certificate_answers_for_the_same_key(tmp_path: Path, caplog: 
     now += 2
     # Expect the old ones to go on
     assert by.generation == 1
-    assert "what was read before goes on signing" in caplog.text
+    assert "the previous certificate stays in use for signing" in caplog.text
 
     # When all of them are, and the old certificate has ended
     authority.issue("publisher.example", number=6, ends=90 * DAY)
@@ -439,7 +439,7 @@ def test_what_is_revoked_ends_without_a_restart(authority: Authority, caplog: py
         # Expect what was read before to stay in force, and the log to say so
         with pytest.raises(SignatureError, match=r"goes\.example is revoked"):
             verifier.check_key(*keys["goes"])
-        assert "what was read before stays in force" in caplog.text
+        assert "the previous files stay in force" in caplog.text
         with pytest.raises(ConfigurationError, match=r"\[tls\] revoked"):
             CertificateVerifier(authority.ca, revoked)
         caplog.clear()

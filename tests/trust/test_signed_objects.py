@@ -345,7 +345,7 @@ def test_a_delegate_that_warns_takes_everything_and_counts(
     status = pad.status()
     assert (status["published"], status["refused"], status["signed"], status["bad_signature"]) == (9, 0, 0, 9)
     # Expect the log to be told when it registers, of the first object, and whenever their number has doubled
-    assert sum("not signed well" in line for line in caplog.messages) == 4
+    assert sum("without a valid signature" in line for line in caplog.messages) == 4
     assert any("does not sign" in line for line in caplog.messages)
 
 

@@ -176,7 +176,7 @@ def test_a_subscriber_without_a_lookup_service_is_told_where_was_looked(federati
     lookup = msgspec.structs.replace(federation.config.lookup, locators=("127.0.0.1:9",))
     subscriber = federation.subscriber(msgspec.structs.replace(federation.config, lookup=lookup))
     # When it subscribes; Expect an error with the address and what came of it, and no subscription
-    where = rf"of the group {world} .* 0\.3 s; asked: 127.0.0.1:9 \(.*refused"
+    where = rf"of the group {world} .* 0\.3 s; tried: 127.0.0.1:9 \(.*refused"
     with pytest.raises(LookupNotFoundError, match=where):
         subscriber.register_subscriber(type_name=IMAGERY, timeout=0.3)
     assert subscriber.status()["subscriptions"] == {}

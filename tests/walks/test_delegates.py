@@ -273,7 +273,7 @@ def test_without_any_lookup_service_the_error_says_so(fixtures: Any, federation:
     lookup = msgspec.structs.replace(fixtures.test_config().lookup, locators=("127.0.0.1:9",))
     light = federation.light(msgspec.structs.replace(federation.config, lookup=lookup))
     # When a delegate is asked for; Expect an error that names where was looked, and for how long
-    with pytest.raises(LookupNotFoundError, match=r"within 1 s; asked: 127\.0\.0\.1:9"):
+    with pytest.raises(LookupNotFoundError, match=r"within 1 s; tried: 127\.0\.0\.1:9"):
         light.connect_to_delegate("alpha", "rome", timeout=0.5)
 
 

@@ -339,7 +339,7 @@ class MqttPlatform(PlainPlatform):
             self._inbox.begin_connection()
             self._lost_sessions += not (is_first or is_kept)
         if seconds < self._side.session:
-            log.warning("%s (%s): it keeps our session for %d s alone", self.name, self._side.broker, seconds)
+            log.warning("%s (%s): it keeps the session for %d s only", self.name, self._side.broker, seconds)
         if not (is_first or is_kept) and self._side.topic and self._arrived is not None:
             self._arrived.lost("session_lost", 0)
             self._tell("the broker has lost our session: what it kept for us, an unknown number of messages, is lost")

@@ -129,7 +129,7 @@ class FileCredentials:
                 self._end_revoked()
         except ConfigurationError as exc:
             if str(exc) != self.problem:
-                log.error("what was read of the [tls] files before stays in force: %s", exc)
+                log.error("the previous [tls] files stay in force: %s", exc)
             self.problem = str(exc)
             self._files.forget()
         self._tell_end(time.time())
@@ -164,7 +164,7 @@ class FileCredentials:
             self._told_soon = now
             own, authorities, _ = self.facts
             if self.facts.is_revoked(own.holder):
-                log.error("TLS certificate %s is revoked: who knows that does not take it", self._certificate)
+                log.error("TLS certificate %s is revoked: others will refuse it", self._certificate)
             for what, one in (("certificate", own), *(("authority", each) for each in authorities)):
                 if ends_soon(one.not_before, one.not_after, now):
                     path = self._certificate if one is own else self._ca
@@ -235,7 +235,7 @@ class FileCredentials:
             raise _unreadable(self._key, exc) from exc
         if mode & (stat.S_IROTH | stat.S_IWOTH) and self._told_key != mode:
             self._told_key = mode
-            log.warning("TLS key %s may be read by everybody on this host: chmod 600", self._key)
+            log.warning("every user of this host may read TLS key %s: chmod 600", self._key)
 
     def _check_lists(self, facts: Facts, path: Path, now: float) -> None:
         """OpenSSL would take nobody at all with such a list. Raises ConfigurationError."""
