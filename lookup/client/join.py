@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from secrets import token_hex
+from typing import Final
 
 import msgspec
 
@@ -39,6 +40,10 @@ from jbi_pubsub.lookup.item import BOUNDS, ServiceItem, ServiceTemplate
 from jbi_pubsub.lookup.registrar import ALL_GROUPS
 
 log = logging.getLogger("jbi_pubsub.lookup")
+
+
+_START_HINT: Final = "Start one with `jbi lookup`, or name its host:port in [lookup] locators"
+_TLS_HINT: Final = "Check [tls] at both ends: certificate, key and ca"
 
 
 class JoinManager:
@@ -433,11 +438,10 @@ class JoinManager:
                     return done
                 groups = self._config.lookup.groups
                 asked = ", ".join(f"{at} ({why})" if why else at for at, why in self._discovery.asked().items())
-                hint = "Start one with `jbi lookup`, or name its host:port in [lookup] locators"
                 raise LookupNotFoundError(
                     f"no lookup service of {shown_groups(None if ALL_GROUPS in groups else groups)} answered "
                     f"{'before we left' if closed else f'within {timeout + waited:.3g} s'}; tried: {asked or 'none'}",
-                    hint="Check [tls] at both ends: certificate, key and ca" if "TLS" in asked else hint,
+                    hint=_TLS_HINT if "TLS" in asked else _START_HINT,
                 )
             with self._changed:
                 self._changed.wait_for(lambda: self._news != news, deadline - time.monotonic())  # noqa: B023  # called here

@@ -206,7 +206,7 @@ def test_a_list_that_is_no_good_leaves_the_one_before_in_force(
     assert client.call("echo", str, "y") == "y"
     assert "crl.pem" in caplog.text
     # Expect that to be said once, and to be in the status until it is mended
-    assert caplog.text.count("stays in force") == 1
+    assert caplog.text.count("stay in force") == 1
     assert "crl.pem" in served.endpoint.tls()["problem"]
     shutil.copy(certs / "authority" / "crl.pem", certs / "server" / "crl.pem")
     eventually(lambda: client.call("echo", str, "z") and served.endpoint.tls()["problem"] == "")
