@@ -10,7 +10,7 @@ ENGINE ?= $(shell command -v podman || echo docker)
 # what is compiled is kept: the tests start thousands of processes, and pytest rewrites what they assert
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-node dist image unit test check lint fmt docs reference soak profile clean
+.PHONY: fuzz demo demo-node dist image unit test check lint fmt docs reference soak profile clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/jbi demo $(ARGS)
@@ -85,6 +85,13 @@ reference: $(VENV)/test.stamp
 	for page in errors losses metrics states; do $(BIN)/python docs/make_reference.py $$page > docs/$$page.new && mv docs/$$page.new docs/$$page.md || exit 1; done
 	$(BIN)/python docs/make_configuration.py > docs/configuration.new && mv docs/configuration.new docs/configuration.md
 	$(BIN)/python tools/rows.py
+
+# requests that schemathesis makes of the gateway's document; make fuzz FUZZ_SECONDS=600
+FUZZ_SECONDS ?= 20
+fuzz: $(VENV)/test.stamp
+	test -x build/fuzz/bin/schemathesis || $(PYTHON) -m venv build/fuzz
+	build/fuzz/bin/pip install --quiet --disable-pip-version-check 'schemathesis>=4.32,<5'
+	SCHEMATHESIS=build/fuzz/bin/schemathesis FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest -n 0 -m slow tests/web/test_gateway_fuzz.py $(ARGS)
 
 # ten minutes of churn over real processes; make soak ARGS="--minutes 3 --seed 7"
 soak: $(VENV)/test.stamp

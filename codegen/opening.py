@@ -33,7 +33,7 @@ from jbi_pubsub.codegen.model import TypeModel, one_line
 from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.child import LIMITS, PASSING, PATIENCE, CallerAllowance, Children, Limits
 from jbi_pubsub.core.errors import ChildError, ErrorReport, JbiError, SchemaError, rebuild, report
-from jbi_pubsub.core.info_object import SchemaBundle, TypeName, has_zeros
+from jbi_pubsub.core.info_object import SchemaBundle, TypeName, has_zeros, is_name
 from jbi_pubsub.core.values import decoder_of
 
 MAX_NAME_CHARS: Final = 500
@@ -143,7 +143,7 @@ def _told_several(exc: SchemaError, namespace: str, documents: Sequence[str]) ->
 
 def checked_name(name: str, version: str) -> TypeName:
     """A type's name and version. Raises SchemaError."""
-    if not version or not (name + version).isprintable() or len(name) + len(version) > MAX_NAME_CHARS:
+    if not version or not is_name(name + version) or len(name) + len(version) > MAX_NAME_CHARS:
         raise SchemaError(
             f"{name[:40]!r} {version[:20]!r} is no name and version of a type",
             hint=f"Use printable characters, {MAX_NAME_CHARS} at most; leave out the version for 1.0",

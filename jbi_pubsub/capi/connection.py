@@ -25,6 +25,7 @@ import msgspec
 from jbi_pubsub.core.arguments import called
 from jbi_pubsub.core.config import Config, effective
 from jbi_pubsub.core.errors import ArgumentError, ConfigurationError, JbiError, WireError
+from jbi_pubsub.core.info_object import is_name
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.protocol.services import fetch_status
 from jbi_pubsub.publisher import DelegateUid, PublisherAdapterLight
@@ -507,7 +508,7 @@ class ConnectionManager:
         said = (
             bindings.read(bindings.ConnectionDescriptor, descriptor) if descriptor else bindings.ConnectionDescriptor()
         )
-        if not name.strip() or len(name) > MAX_NAME or not name.isprintable():
+        if not name.strip() or len(name) > MAX_NAME or not is_name(name):
             hint = f"1 to {MAX_NAME} printable characters"
             raise ArgumentError(f"{name[:60]!r} is no name of a connection", hint=hint, argument="name")
         with _as_connection():

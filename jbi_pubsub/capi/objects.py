@@ -14,7 +14,7 @@ from lxml import etree
 from jbi_pubsub.core import info_object
 from jbi_pubsub.core.combined import Provenance, combined
 from jbi_pubsub.core.errors import JbiError
-from jbi_pubsub.core.info_object import Head, TypeName
+from jbi_pubsub.core.info_object import Head, TypeName, is_name
 from jbi_pubsub.core.spool import SpooledPayload
 from jbi_pubsub.core.xml import parse_metadata, to_bytes
 from jbi_pubsub.publisher.payloads import BinaryFile
@@ -186,7 +186,7 @@ def type_of(name: str, version: str) -> TypeName:
         return known
     if not _VERSION.fullmatch(version):
         raise VersionNumberException(f"{version[:60]!r} is no version number", hint="They are MAJOR.MINOR, as in 1.0")
-    if not name.strip() or len(name) > MAX_TYPE or not name.isprintable():
+    if not name.strip() or len(name) > MAX_TYPE or not is_name(name):
         raise UnrecognizedObjectTypeException(
             f"{name[:60]!r} is no name of a type", hint=f"1 to {MAX_TYPE} printable characters"
         )

@@ -69,6 +69,21 @@ class ObjectAttributes(msgspec.Struct, frozen=True, array_like=True, forbid_unkn
     """False: nothing makes way for it or waits for it, and it is sent once."""
 
 
+NAME_LETTER: Final = (
+    r"\u0000-\u001f\u007f-\u00a0\u00ad\u061c\u1680\u180e\u2000-\u200f\u2028-\u202f\u205f-\u206f\u3000\ue000-\uf8ff\ufeff"
+    rf"\ufff0-\uffff{chr(0xE0000)}-{chr(0xE0FFF)}]"
+)
+"""The end of a pattern `[^...]` of the characters in names, of Python and ECMA-262 alike: none that controls,
+separates, formats or is private. Unlike `str.isprintable` it is the same in all versions of Python, whose tables of
+Unicode grow."""
+_NAME: Final = re.compile(rf"[^\ud800-\udfff{NAME_LETTER}*")
+
+
+def is_name(text: str) -> bool:
+    """Whether all its characters may be in the name of a type."""
+    return _NAME.fullmatch(text) is not None
+
+
 def check_type_name(name: str | None) -> None:
     """Raises ConfigurationError for one that no type has; "" and None stand for none."""
     if name and name != name.strip():

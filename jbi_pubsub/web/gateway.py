@@ -42,13 +42,14 @@ from jbi_pubsub.core.wire.endpoint import Caller, is_loopback
 from jbi_pubsub.core.wire.places import PeerShares, asked_by, peer_of, share_of
 from jbi_pubsub.subscriber.owner import user_secret
 
+from .cloudevents import event_in, is_structured
 from .connection import BoundedHttp
 from .feeds import IDLE_SECONDS
 from .gate import Receive, Scope, Send, headers_of
 from .guests import Guest, Guests, NobodyError
 from .handlers import ApiRequest, RequestHandlers
 from .listing import OPERATIONS
-from .operations import JSON, MULTIPART, Operation, OperationTable, objects_in, read
+from .operations import CLOUDEVENT, JSON, MULTIPART, Operation, OperationTable, objects_in, read
 from .replies import PART, GoneError, RefusedError, Reply, problem_reply
 from .server import HttpServer, InTime
 
@@ -239,7 +240,8 @@ class Gateway(HttpServer):
         """Objects, a struct, or None; `taken` counts its bytes, which are given back with the answer."""
         if operation.body is None:
             return None
-        most = BODY_MOST if operation.body == MULTIPART else JSON_MOST
+        is_raw = operation.body == MULTIPART or (operation.body == CLOUDEVENT and not is_structured(headers))
+        most = BODY_MOST if is_raw else JSON_MOST
         said = headers.get("content-length", "0")
         if not said.isascii() or not said.isdecimal() or int(said[:18]) > most:
             raise OversizeError(f"a request has at most {most} bytes", limit=most)
@@ -260,6 +262,8 @@ class Gateway(HttpServer):
         kind = headers.get("content-type", "")
         if operation.body == MULTIPART:
             return objects_in(whole, kind)
+        if operation.body == CLOUDEVENT:
+            return event_in(whole, headers)
         if kind.partition(";")[0].strip().lower() != JSON:
             raise ArgumentError(f"the body is {JSON}, not {kind[:60]!r}", hint=f"Content-Type: {JSON}")
         try:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
@@ -19,6 +19,7 @@ from jbi_pubsub.core.info_object import InfoObject, LossNotice, TypeName
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.subscriber.moments import is_place
 
+from .cloudevents import event_reply, structured
 from .feeds import EventFeed, FeedEvent
 from .gate import Receive, Send
 from .guests import Guest, Guests
@@ -67,7 +68,8 @@ class RequestHandlers:
         self._call = call
         self._document = msgspec.json.encode(table.document(__version__))
         self._by_name: dict[str, Callable[[ApiRequest], Awaitable[Reply | None]]] = {
-            "publishObjects": self._publish, "subscribe": self._subscribe, "openSubscription": self._open,
+            "publishObjects": self._publish, "publishEvent": self._publish_event, "nextEvent": self._next_event,
+            "getEvent": self._get_event, "subscribe": self._subscribe, "openSubscription": self._open,
             "nextObjects": self._next, "endSubscription": self._end, "queryObjects": self._query,
             "countObjects": self._count, "getObject": self._get, "getPayload": self._payload,
             "listTypes": self._types, "getDocument": self._say_document,
@@ -101,11 +103,18 @@ class RequestHandlers:
             raise
         return json_reply(201 if seconds else 202, Published(tuple(ids)))
 
+    async def _publish_event(self, request: ApiRequest) -> Reply:
+        name, metadata, payload = request.body
+        given = {"version": "1.0", "validate": False, **request.given, "type": name}
+        return await self._publish(replace(request, given=given, body=[(metadata, payload)]))
+
     # -- subscribing --------------------------------------------------------------------------------------------
 
     async def _opened(self, request: ApiRequest) -> EventFeed:
         guest, given = request.guest, request.given
         start: str | int | None = given.get("start")
+        if given.get("latest_by") and start != "last":  # the document can't say that one parameter needs another
+            raise RefusedError(422, ArgumentError("latest_by is for start=last", argument="latest_by"))
         kwargs: dict[str, Any] = {
             "type_name": _any(given["type"]), "version": _any(given["version"]), "predicate": given.get("predicate"),
             "payload_filter": given.get("payload_filter"), "namespaces": namespaces_of(given.get("ns", [])),
@@ -140,14 +149,15 @@ class RequestHandlers:
             begin += _sse("lost", _missed(missed or 0), "")
         reader = feed.begin()
         try:
-            await _while_connected(request.receive, self._stream(feed, reader, request.send, begin))
+            await _while_connected(request.receive, self._stream(feed, reader, request, begin))
         finally:
             feed.end()
             if feed.is_placed and feed.is_read_by(reader):  # who comes back has a position: another one begins there
                 await request.guest.feeds.end(feed)
 
-    async def _stream(self, feed: EventFeed, reader: int, send: Send, begin: bytes) -> None:
+    async def _stream(self, feed: EventFeed, reader: int, request: ApiRequest, begin: bytes) -> None:
         """Until the feed ends, or another reader takes over."""
+        send, as_event = request.send, request.given.get("events", False)
         headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store"), *SAFE]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": begin, "more_body": True})
@@ -155,7 +165,7 @@ class RequestHandlers:
             events = await feed.take(reader, 64, ALIVE_SECONDS)
             if events is None:
                 break
-            body = b"".join(event_frame(feed, event) for event in events) or b": alive\n\n"
+            body = b"".join(event_frame(feed, event, as_event=as_event) for event in events) or b": alive\n\n"
             await send({"type": "http.response.body", "body": body, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
@@ -166,6 +176,26 @@ class RequestHandlers:
         return Reply(201, msgspec.json.encode(said), ((b"location", at.encode()),))
 
     async def _next(self, request: ApiRequest) -> Reply:
+        events, missed, feed = await self._taken(request)
+        objects = tuple(_said(each.what) for each in events if isinstance(each.what, InfoObject))
+        losses = tuple(_lost(each.what) for each in events if isinstance(each.what, LossNotice))
+        losses = (_missed(missed), *losses) if missed else losses
+        return json_reply(200, Next(objects, losses, events[-1].number if events else feed.given))
+
+    async def _next_event(self, request: ApiRequest) -> Reply:
+        events, missed, feed = await self._taken(request)
+        what = events[0].what if events else None
+        headers = [(b"jbi-last", str(feed.given).encode())]
+        if missed:
+            headers.append((b"jbi-lost", b"missed=%d" % missed))
+        if isinstance(what, LossNotice):
+            headers.append((b"jbi-lost", f"{what.cause}={what.count}".encode()))
+        if not isinstance(what, InfoObject):
+            return Reply(204, b"", tuple(headers))
+        return event_reply(what, request.given.get("mode", ""), tuple(headers))
+
+    async def _taken(self, request: ApiRequest) -> tuple[list[FeedEvent], int, EventFeed]:
+        """The next events, the number of those that are not kept any more, and where they come from."""
         given = request.given
         feed = request.guest.feeds.find(given["subscription"])
         missed = feed.go_back(given["after"]) if "after" in given else 0
@@ -177,10 +207,7 @@ class RequestHandlers:
             feed.end()
         if events is None:
             raise RefusedError(409, BackPressureError("another request reads this subscription, or it has ended"))
-        objects = tuple(_said(each.what) for each in events if isinstance(each.what, InfoObject))
-        losses = tuple(_lost(each.what) for each in events if isinstance(each.what, LossNotice))
-        losses = (_missed(missed), *losses) if missed else losses
-        return json_reply(200, Next(objects, losses, events[-1].number if events else feed.given))
+        return events, missed, feed
 
     async def _end(self, request: ApiRequest) -> Reply:
         await request.guest.feeds.end(request.guest.feeds.find(request.given["subscription"]))
@@ -221,6 +248,11 @@ class RequestHandlers:
         made: Reply = await self._call(lambda: json_reply(200, _said(_object(request))), request.peer)
         return made
 
+    async def _get_event(self, request: ApiRequest) -> Reply:
+        mode = request.given.get("mode", "")
+        made: Reply = await self._call(lambda: event_reply(_object(request), mode), request.peer)
+        return made
+
     async def _payload(self, request: ApiRequest) -> Reply:
         payload = await self._call(lambda: _object(request).payload, request.peer)  # a large one is read from its file
         return Reply(200, payload, ((b"content-disposition", b"attachment"),), b"application/octet-stream")
@@ -252,13 +284,14 @@ async def _while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         watching.cancel()
 
 
-def event_frame(feed: EventFeed, event: FeedEvent) -> bytes:
+def event_frame(feed: EventFeed, event: FeedEvent, *, as_event: bool = False) -> bytes:
     """An event of a stream, under an id by which its client can go on."""
     if isinstance(event.what, LossNotice):
         return _sse("lost", _lost(event.what), "" if feed.is_placed else f"{feed.key}-{event.number}")
     feed.is_placed = event.what.platform.position > 0
     place = event.what.platform.place
-    return _sse("object", _said(event.what), place or f"{feed.key}-{event.number}")
+    data = msgspec.Raw(structured(event.what)) if as_event else _said(event.what)
+    return _sse("object", data, place or f"{feed.key}-{event.number}")
 
 
 def _sse(kind: str, data: Any, key: str) -> bytes:

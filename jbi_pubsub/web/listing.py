@@ -9,24 +9,28 @@ import msgspec
 from jbi_pubsub.capi.connection import MAX_NAME, NodeDetails
 from jbi_pubsub.capi.objects import MAX_TYPE, VERSION
 from jbi_pubsub.core.history import MAX_POSITION
+from jbi_pubsub.core.info_object import NAME_LETTER
 
-from .operations import MULTIPART, Operation, OperationAnswer, OperationParameter, Where
+from .operations import CLOUDEVENT, EVENTS, MULTIPART, Operation, OperationAnswer, OperationParameter, Where
 
 # -- forms ----------------------------------------------------------------------------------------------------------
 
 
-_SHOWN: Final = (
-    r"[^\u0000-\u001f\u007f-\u00a0\u00ad\u2000-\u200f\u2028-\u202f\u205f-\u206f\u3000\ud800-\uf8ff\ufeff\ufff0-\uffff]"
-)
-"""A character that can be printed."""
+_SHOWN: Final = f"[^{NAME_LETTER}"
+_INK: Final = f"[^ {NAME_LETTER}"
+_NAME: Final = f"{_INK}(?:{_SHOWN}*{_INK})?$"
+"""The pattern of a name: no space at its ends."""
 _ZEROS: Final = r"(?!0[0-9]+\.[0-9]+$)(?![0-9]+\.0[0-9]+$)"
 _NOT_ANY: Final = r"(?!\*$)"
-_CAPI_NAME: Final = {"pattern": rf"^(?=.*\S){_SHOWN}+$", "minLength": 1}
-_TYPE_FORM: Final = {**_CAPI_NAME, "maxLength": MAX_TYPE}
+_TYPE_FORM: Final = {"pattern": f"^{_NAME}", "maxLength": MAX_TYPE}
 _VERSION_FORM: Final = {"pattern": f"^{VERSION}$"}
 _BASE64: Final = r"^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
+_DAY: Final = (
+    r"(?:(?:19[7-9][0-9]|[2-4][0-9]{3})-(?:(?:0[1-9]|1[0-2])-(?:0[1-9]|1[0-9]|2[0-8])|(?:0[13-9]|1[0-2])-(?:29|30)"
+    r"|(?:0[13578]|1[02])-31)|(?:19(?:[79][26]|8[048])|[2-4][0-9](?:0[48]|[2468][048]|[13579][26]))-02-29)"
+)
 _TIME: Final = (
-    r"(?:[0-9]{1,9}(?:\.[0-9]{1,6})?[smhdw])+|(?:19[7-9][0-9]|[2-4][0-9]{3})-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12][0-9]|3[01])"
+    rf"(?:[0-9]{{1,9}}(?:\.[0-9]{{1,6}})?[smhdw])+|{_DAY}"
     r"T(?:[01][0-9]|2[0-3]):[0-5][0-9](?::[0-5][0-9](?:\.[0-9]{1,6})?)?(?:Z|[+-](?:0[0-9]|1[0-4]):[0-5][0-9])"
 )
 _PLACE: Final = "[0-9]{1,18}(?:@[0-9a-f]{32})?"
@@ -125,7 +129,7 @@ class TypesSaid(msgspec.Struct, frozen=True):
 class ConnectionAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`descriptor` is a connection document; "": any node."""
 
-    name: Annotated[str, msgspec.Meta(extra_json_schema={**_CAPI_NAME, "maxLength": MAX_NAME})]
+    name: Annotated[str, msgspec.Meta(extra_json_schema={"pattern": f"^{_NAME}", "maxLength": MAX_NAME})]
     descriptor: str = ""
 
 
@@ -252,22 +256,38 @@ _TYPE: Final = _in(
     "type",
     "Name of the type, percent-encoded; * for any where nothing is published",
     required=True,
-    pattern=f"^{_SHOWN}{{1,400}}$",
+    pattern=f"^{_NAME}",
+    form={"maxLength": 400},
 )
 _VERSION: Final = _in(
-    "path", "version", "Its version, MAJOR.MINOR; * for any", required=True, pattern=f"^{_ZEROS}{_SHOWN}{{1,60}}$"
+    "path",
+    "version",
+    "Its version, MAJOR.MINOR; * for any",
+    required=True,
+    pattern=f"^{_ZEROS}{_SHOWN}+$",
+    form={"maxLength": 60},
 )
 _ONE_TYPE: Final = _in(
-    "path", "type", "Name of the type, percent-encoded", required=True, pattern=f"^{_NOT_ANY}{_SHOWN}{{1,400}}$"
+    "path",
+    "type",
+    "Name of the type, percent-encoded",
+    required=True,
+    pattern=f"^{_NOT_ANY}{_NAME}",
+    form={"maxLength": 400},
 )
 _ONE_VERSION: Final = _in(
-    "path", "version", "Its version, MAJOR.MINOR", required=True, pattern=f"^{_NOT_ANY}{_ZEROS}{_SHOWN}{{1,60}}$"
+    "path",
+    "version",
+    "Its version, MAJOR.MINOR",
+    required=True,
+    pattern=f"^{_NOT_ANY}{_ZEROS}{_SHOWN}+$",
+    form={"maxLength": 60},
 )
 _NS: Final = OperationParameter(
     "ns",
     "prefix=uri, for predicate, payload_filter and latest_by",
     many=True,
-    form={"pattern": "^[A-Za-z_][A-Za-z0-9_.-]*=[!-~]+$"},
+    form={"pattern": "^[A-Za-z_][A-Za-z0-9_.-]*=[!-~]+$", "maxLength": 1_000},
 )
 _PREDICATE: Final = OperationParameter("predicate", "XPath 1.0 over the metadata")
 _FILTER: Final = OperationParameter("payload_filter", "XPath 1.0: which part of an XML payload is wanted")
@@ -304,6 +324,7 @@ _ASKING: Final = (
     OperationParameter("most_payload", "Bytes of the payload at most", kind="integer", least=0, most=2**53),
 )  # fmt: skip
 
+_MODE: Final = OperationParameter("mode", "Of the CloudEvent; structured without", one_of=("structured", "binary"))
 _TAKING: Final = "Seconds that it may take; 30 without"
 
 _EXT: Final = (
@@ -320,11 +341,23 @@ _EXT: Final = (
         MULTIPART,
     ),
     Operation(
+        "publishEvent", "POST", "/v1/events", "ext",
+        "Publish a CloudEvent in structured mode, or in binary mode (headers ce-*, and any Content-Type) as an object of the "
+        "type that it names",
+        (OperationAnswer(202, "Checked, and on its way to the delegate", Published),
+         OperationAnswer(201, "The delegate has it (with wait)", Published)),
+        (OperationParameter("version", "Of the type; 1.0 without", form=_VERSION_FORM),
+         OperationParameter("validate", "Whether the metadata made of it must be valid by the type's schema; false without", kind="boolean"),
+         OperationParameter("persist", "Whether it is archived; else the delegate's rules say", kind="boolean"),
+         OperationParameter("wait", "Seconds to wait until the delegate has it", **_SECONDS)),
+        CLOUDEVENT,
+    ),
+    Operation(
         "subscribe", "GET", "/v1/types/{type}/{version}/subscribe", "ext",
         "A stream of events: open (Subscribed's subscription), object (ObjectSaid), lost (LossSaid)",
         (OperationAnswer(200, "Server-sent events; their id is the position in the archive, where there is one",
-                media="text/event-stream"),),
-        (*_SUBSCRIBING, _in("header", "Last-Event-ID", "Go on behind this event")),
+                media=EVENTS),),
+        (*_SUBSCRIBING, OperationParameter("events", "Objects come as CloudEvents in structured mode", kind="boolean"), _in("header", "Last-Event-ID", "Go on behind this event", form={"maxLength": 100})),
     ),
     Operation(
         "openSubscription", "POST", "/v1/types/{type}/{version}/subscriptions", "ext",
@@ -340,19 +373,27 @@ _EXT: Final = (
          OperationParameter("timeout", "Seconds to wait; 20 without", **_SECONDS)),
     ),
     Operation(
+        "nextEvent", "GET", "/v1/subscriptions/{subscription}/event", "ext",
+        "The next object as a CloudEvent; the header JBI-Last is for after, JBI-Lost has the cause and number of lost objects",
+        (OperationAnswer(200, "The event", media=CLOUDEVENT), OperationAnswer(204, "None came in time, or objects were lost")),
+        (_in("path", "subscription", "As openSubscription said", required=True), _MODE,
+         OperationParameter("after", "JBI-Last of the answer before: what was lost on the way comes again", kind="integer", least=0),
+         OperationParameter("timeout", "Seconds to wait; 20 without", **_SECONDS)),
+    ),
+    Operation(
         "endSubscription", "DELETE", "/v1/subscriptions/{subscription}", "ext", "End it",
         (OperationAnswer(204, "It has ended"),), (_in("path", "subscription", "As openSubscription said", required=True),),
     ),
     Operation(
         "queryObjects", "GET", "/v1/types/{type}/{version}/query", "ext", "Archived objects that match, a page of them",
         (OperationAnswer(200, "In the order that was asked for", Found),),
-        (*_ASKING, OperationParameter("timeout", _TAKING, **{**_SECONDS, "least": 0.001}), OperationParameter("order", "oldest (without) or newest first", one_of=("oldest", "newest")),
+        (*_ASKING, OperationParameter("timeout", _TAKING, **{**_SECONDS, "least": 1}), OperationParameter("order", "oldest (without) or newest first", one_of=("oldest", "newest")),
          OperationParameter("limit", "Objects at most; 100 without", kind="integer", least=1, most=1_000)),
     ),
     Operation(
         "countObjects", "GET", "/v1/types/{type}/{version}/count", "ext", "How many archived objects match",
         (OperationAnswer(200, "A copy in another archive counts as well", Counted),),
-        (*_ASKING, OperationParameter("timeout", _TAKING, kind="number", least=0.001, most=60)),  # nothing ends it before
+        (*_ASKING, OperationParameter("timeout", _TAKING, kind="number", least=1, most=60)),  # nothing ends it before
     ),
     Operation(
         "getObject", "GET", "/v1/objects/{object}", "ext", "An archived object",
@@ -361,6 +402,10 @@ _EXT: Final = (
     Operation(
         "getPayload", "GET", "/v1/objects/{object}/payload", "ext", "The payload of an archived object",
         (OperationAnswer(200, "Its bytes", media="application/octet-stream"),), (_in("path", "object", "Its id", required=True),),
+    ),
+    Operation(
+        "getEvent", "GET", "/v1/objects/{object}/event", "ext", "An archived object as a CloudEvent",
+        (OperationAnswer(200, "The event", media=CLOUDEVENT),), (_in("path", "object", "Its id", required=True), _MODE),
     ),
     Operation("listTypes", "GET", "/v1/types", "ext", "Types that are published now", (OperationAnswer(200, "By name", TypesSaid),)),
     Operation(

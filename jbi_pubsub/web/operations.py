@@ -24,10 +24,12 @@ Kind = Literal["string", "integer", "number", "boolean"]
 Where = Literal["path", "query", "header"]
 MULTIPART: Final = "multipart/form-data"
 JSON: Final = "application/json"
+CLOUDEVENT: Final = "application/cloudevents+json"
+EVENTS: Final = "text/event-stream"
 FIELDS_MOST: Final = 100
 """Parameters of a request."""
-TEXT_MOST: Final = 32 << 10
-"""Characters of one."""
+TEXT_MOST: Final = 8 << 10
+"""Characters of one: as many as an expression may have, and several fit into the head of a request."""
 
 
 _NUMBER: Final = re.compile(r"-?[0-9]{1,30}(\.[0-9]{1,30})?([eE][+-]?[0-9]{1,3})?")
@@ -59,6 +61,8 @@ class OperationParameter:
     def value(self, text: str) -> Any:
         """The text as a value of its kind. Raises ArgumentError."""
         if self.kind == "string":
+            if len(text) > (most := self.form.get("maxLength", TEXT_MOST)):
+                raise self._bad(text, f"{most} characters at most")
             if self.one_of and text not in self.one_of:
                 raise self._bad(text, f"{', '.join(self.one_of[:-1])} or {self.one_of[-1]}")
             if self.pattern and not re.fullmatch(self.pattern, text):
@@ -156,7 +160,7 @@ class OperationTable:
     def document(self, version: str) -> dict[str, Any]:
         """OpenAPI 3.1."""
         structs = {answer.of for op in self.operations for answer in op.answers if answer.of not in (None, dict)}
-        structs |= {op.body for op in self.operations if op.body is not None and op.body != MULTIPART}
+        structs |= {op.body for op in self.operations if op.body not in (None, MULTIPART, CLOUDEVENT)}
         named = sorted({*structs, Problem}, key=lambda kind: kind.__name__)
         _, components = msgspec.json.schema_components(named, ref_template="#/components/schemas/{name}")
         components["Problem"]["properties"]["code"]["enum"] = [code for code, _, _ in codes()]
@@ -205,8 +209,6 @@ def read(operation: Operation, path: Mapping[str, str], query: str, headers: Map
             raise ArgumentError(
                 f"{operation.name} has no parameter {name[:60]!r}", hint=near_hint(name, known), argument=name[:60]
             )
-        if len(text) > TEXT_MOST:
-            raise OversizeError(f"{name} has {len(text)} characters, the limit is {TEXT_MOST}", argument=name)
         if parameter.many:
             found.setdefault(parameter.argument, []).append(parameter.value(text))
         elif parameter.argument in found:
@@ -267,6 +269,29 @@ def objects_in(body: bytes, kind: str) -> list[tuple[bytes, bytes]]:
     return [(metadata or b"", payload or b"") for metadata, payload in objects]
 
 
+_NEEDED: Final = ("specversion", "id", "source", "type")
+_LINE: Final = r"^[^\u0000-\u001f\u007f-\u009f\ufdd0-\ufdef\ufffe\uffff]+$"
+_ATTRIBUTE: Final = {"type": "string", "pattern": _LINE, "maxLength": 8 << 10}
+EVENT_SCHEMA: Final[dict[str, Any]] = {
+    "type": "object",
+    "required": list(_NEEDED),
+    "maxProperties": 50,
+    "properties": {
+        "specversion": {"const": "1.0"}, "id": _ATTRIBUTE, "source": _ATTRIBUTE,
+        "type": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]*$", "maxLength": 400},
+        "data": {}, "data_base64": {"type": "string", "pattern": "^(?:[A-Za-z0-9+/]{4})*$"},
+    },
+    "propertyNames": {"pattern": "^(?:data_base64|[a-z][a-z0-9]{0,39})$"},
+    "not": {"required": ["data", "data_base64"]},
+    "additionalProperties": {
+        "anyOf": [
+            _ATTRIBUTE, {"type": ["boolean", "null"]}, {"type": "integer", "minimum": -(2**31), "maximum": 2**31 - 1}
+        ]
+    },
+}  # fmt: skip
+"""An event in structured mode (CloudEvents JSON format, section 3)."""
+
+
 def _described(op: Operation) -> dict[str, Any]:
     said: dict[str, Any] = {"operationId": op.name, "tags": [op.tag], "summary": op.text}
     if op.parameters:
@@ -287,6 +312,8 @@ def _described(op: Operation) -> dict[str, Any]:
                 "application/xml": {"schema": {"type": "string", "minLength": 1}},
             },
         }
+    elif op.body == CLOUDEVENT:
+        said["requestBody"] = {"required": True, "content": {CLOUDEVENT: {"schema": EVENT_SCHEMA}}}
     elif op.body is not None:
         said["requestBody"] = {"required": True, "content": {JSON: {"schema": _ref(op.body)}}}
     said["responses"] = {str(answer.status): _answer(answer) for answer in op.answers} | {
@@ -299,6 +326,11 @@ def _answer(answer: OperationAnswer) -> dict[str, Any]:
     said: dict[str, Any] = {"description": answer.text}
     if answer.of is not None:
         said["content"] = {answer.media: {"schema": {"type": "object"} if answer.of is dict else _ref(answer.of)}}
+    elif answer.media == CLOUDEVENT:  # binary mode has the media type of the data
+        said["content"] = {CLOUDEVENT: {"schema": {"type": "object", "required": list(_NEEDED)}}, "*/*": {}}
+    elif answer.media == EVENTS:  # each event, as its fields
+        fields = {"event": {"enum": ["open", "object", "lost"]}, "id": {"type": "string"}, "data": {"type": "string"}}
+        said["content"] = {EVENTS: {"schema": {"type": "object", "properties": fields, "required": ["event", "data"]}}}
     elif answer.media != JSON:
         said["content"] = {answer.media: {"schema": {"type": "string"}}}
     return said

@@ -14,7 +14,7 @@ RETRY_SECONDS: Final = 1
 """Seconds that a client is to wait that was told 429 or 503."""
 
 _STATUS: Final = {
-    "error": 500, "configuration": 400, "argument": 400, "policy": 500, "adapter_state": 409, "access_denied": 403,
+    "error": 500, "configuration": 422, "argument": 400, "policy": 500, "adapter_state": 409, "access_denied": 403,
     "qos_denied": 409, "port_in_use": 500, "storage": 507, "oversize": 413, "schema": 422, "type_conflict": 409,
     "metadata": 422, "invariant": 422, "signature": 422, "predicate": 422, "address": 422, "unknown_uid": 404,
     "delegate_not_found": 503, "lookup_not_found": 503, "lease": 503, "lease_denied": 409, "unknown_lease": 410,

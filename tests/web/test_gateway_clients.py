@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from jbi_pubsub.web.operations import OperationTable
 
 TOP = Path(__file__).parents[2]
 CLIENTS = TOP / "examples" / "clients"
+JAVASCRIPT = TOP / "clients" / "javascript"
 CONFORMANCE = TOP / "tests" / "capi" / "conformance.py"
 
 
@@ -112,7 +114,7 @@ print("done")
 def test_a_javascript_client_publishes_subscribes_and_queries(node: str) -> None:
     if (javascript := shutil.which("node")) is None:
         pytest.skip("there is no Node.js here")
-    client = [javascript, str(CLIENTS / "client.mjs")]
+    client = [javascript, str(JAVASCRIPT / "client.mjs")]
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([*client, *arguments], capture_output=True, text=True, timeout=60)
@@ -155,7 +157,7 @@ def test_a_javascript_client_goes_on_when_the_gateway_restarts(
     at = ("--locator", os.environ["JBI_LOOKUP_LOCATORS"])
     gateway = start(*at, "gateway", "--port", "0", "--json")
     url = gateway.fact()["url"]
-    client = [javascript, str(CLIENTS / "client.mjs")]
+    client = [javascript, str(JAVASCRIPT / "client.mjs")]
     following = [*client, "subscribe", url, "report", "1.0", "", "1"]
     with subprocess.Popen(following, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as reading:
         assert reading.stdout is not None
@@ -165,12 +167,47 @@ def test_a_javascript_client_goes_on_when_the_gateway_restarts(
         with pytest.raises(subprocess.TimeoutExpired):
             reading.wait(2.0)
         start(*at, "gateway", "--port", url.rpartition(":")[2], "--json").fact()
-        # Expect it to be there again, and to get what is published
-        assert json.loads(reading.stdout.readline())["kind"] == "open"
+        # Expect it to have said so, to be there again, and to get what is published
+        said = [json.loads(reading.stdout.readline())]
+        while said[-1]["kind"] == "again":
+            said.append(json.loads(reading.stdout.readline()))
+        assert len(said) > 1
+        assert said[-1]["kind"] == "open"
+        lost = json.loads(reading.stdout.readline())
+        assert (lost["kind"], lost["cause"], lost["count"]) == ("lost", "missed", 0)
         words = ("publish", node, "report", "1.0", "<report><n>1</n></report>")
         subprocess.run([*client, *words], capture_output=True, timeout=60, check=True)
-        assert "object" in [json.loads(line)["kind"] for line in reading.stdout]  # and `lost`, of what came meanwhile
+        assert [json.loads(line)["kind"] for line in reading.stdout] == ["object"]
         assert reading.wait(60.0) == 0
+
+
+@pytest.mark.processes
+def test_the_example_of_the_javascript_package_runs_as_it_is_packed(node: str, tmp_path: Path) -> None:
+    npm, javascript = shutil.which("npm"), shutil.which("node")
+    if npm is None or javascript is None:
+        pytest.skip("npm, which packs the JavaScript client, is not here")
+    # Given the package as `npm pack` makes it, unpacked where a program looks for packages
+    packed = subprocess.run(
+        [npm, "pack", "--json", "--offline", "--pack-destination", str(tmp_path)],
+        cwd=JAVASCRIPT, capture_output=True, text=True, timeout=60, check=True,
+        env={**os.environ, "HOME": str(tmp_path), "npm_config_update_notifier": "false"},
+    )  # fmt: skip
+    (told,) = json.loads(packed.stdout)
+    names = {each["path"] for each in told["files"]}
+    assert names == {"README.md", "client.mjs", "index.d.mts", "index.mjs", "package.json"}
+    place = tmp_path / "node_modules" / told["name"]
+    place.mkdir(parents=True)
+    with tarfile.open(tmp_path / told["filename"]) as archive:
+        for name in names:
+            (place / name).write_bytes(archive.extractfile(f"package/{name}").read())  # type: ignore[union-attr]
+    # When its README's example runs
+    example = (JAVASCRIPT / "README.md").read_text().partition("```javascript\n")[2].partition("```")[0]
+    (tmp_path / "example.mjs").write_text(example)
+    done = subprocess.run(
+        [javascript, "example.mjs", node], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    # Expect
+    assert (done.returncode, done.stdout, done.stderr) == (0, "<report><n>2</n></report>\n", "")
 
 
 @pytest.mark.row("G-25")

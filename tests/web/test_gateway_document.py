@@ -24,10 +24,9 @@ PARAMETERS = {(op.name, each.name): each for op in OPERATIONS for each in op.par
 
 
 def texts(schema: dict[str, Any]) -> st.SearchStrategy[str]:
-    """Texts of that pattern."""
-    printable = st.characters(exclude_categories=("C", "Z"), include_characters=" ")
-    found = st.from_regex(schema["pattern"], fullmatch=True, alphabet=printable)
-    return found.filter(lambda text: text.isprintable() and len(text) <= schema.get("maxLength", 1_000))
+    """Texts of that pattern, of all characters."""
+    found = st.from_regex(schema["pattern"], fullmatch=True, alphabet=st.characters(exclude_categories=("Cs",)))
+    return found.filter(lambda text: len(text) <= schema.get("maxLength", 1_000))
 
 
 def allows(schema: dict[str, Any], text: str) -> bool:
@@ -60,7 +59,18 @@ def test_names_versions_and_prefixes_of_the_document_are_taken(examples: int) ->
     taken()
 
 
-@pytest.mark.parametrize("text", ["2h", "1d12h", "0.5s", "2026-11-01T00:00Z", "2026-11-01T00:00:01.25+01:00"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2h",
+        "1d12h",
+        "0.5s",
+        "2024-02-29T00:00Z",
+        "2025-12-31T00:00Z",
+        "2026-11-01T00:00Z",
+        "2026-11-01T00:00:01.25+01:00",
+    ],
+)
 def test_times_of_the_document_are_taken(text: str) -> None:
     assert allows(schema_of("queryObjects", "since"), text)
     assert allows(schema_of("subscribe", "start"), text)
@@ -68,7 +78,10 @@ def test_times_of_the_document_are_taken(text: str) -> None:
     assert start_at(text, now=2e9)
 
 
-@pytest.mark.parametrize("text", ["", "yesterday", "2026-11-01", "h", "2026-13-01T00:00Z", "-1", "2h\0"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "yesterday", "2026-11-01", "h", "2026-13-01T00:00Z", "1994-11-31T07:51Z", "2025-02-29T00:00Z", "-1", "2h\0"],
+)
 def test_what_is_no_time_is_none_in_the_document(text: str) -> None:
     for operation, name in (("queryObjects", "since"), ("subscribe", "start")):
         assert not allows(schema_of(operation, name), text)
@@ -121,3 +134,37 @@ def test_forms_say_what_they_need() -> None:
         assert not allows(told, bad)
         assert allows(told, good)
     assert SCHEMAS["QueryAsked"]["properties"]["timeout"]["exclusiveMinimum"] == 0
+
+
+@pytest.mark.parametrize("name", ["ý\U00077c3c", "a b", "報告", "r" * 400])
+def test_letters_that_a_version_of_python_does_not_know_are_taken(name: str) -> None:
+    for schema in (schema_of("publishObjects", "type"), SCHEMAS["SequenceAsked"]["properties"]["type"]):
+        assert allows(schema, name)
+    assert checked_name(name, "1.0").name == type_of(name, "1.0").name == name
+
+
+@pytest.mark.parametrize("name", ["", " a", "a ", "a\x00", "a\u202eb", "a\ue000", "\ufeffa", "a\U000e0041"])
+def test_names_that_deceive_are_neither_in_the_document_nor_taken(name: str) -> None:
+    assert not allows(schema_of("publishObjects", "type"), name)
+    if name.strip() == name != "":
+        with pytest.raises(JbiError):
+            checked_name(name, "1.0")
+
+
+@pytest.mark.parametrize("each", ["predicate", "view", "Last-Event-ID"])
+def test_no_parameter_is_longer_than_the_document_says(each: str) -> None:
+    parameter = PARAMETERS["subscribe", each]
+    most = parameter.schema()["schema"]["maxLength"]
+    assert most <= 8_192  # as an expression may be, and small enough for the head of a request
+    with pytest.raises(ArgumentError):
+        parameter.value("x" * (most + 1))
+
+
+def test_a_stream_is_told_event_by_event() -> None:
+    said = DOCUMENT["paths"]["/v1/types/{type}/{version}/subscribe"]["get"]["responses"]["200"]["content"]
+    assert said["text/event-stream"]["schema"]["properties"]["event"]["enum"] == ["open", "object", "lost"]
+
+
+def test_a_query_has_the_time_that_an_archive_needs_to_answer() -> None:
+    for operation in ("queryObjects", "countObjects"):
+        assert PARAMETERS[operation, "timeout"].schema()["schema"]["minimum"] == 1
