@@ -8,6 +8,7 @@ import base64
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -165,7 +166,10 @@ class RequestHandlers:
             events = await feed.take(reader, 64, ALIVE_SECONDS)
             if events is None:
                 break
-            body = b"".join(event_frame(feed, event, as_event=as_event) for event in events) or b": alive\n\n"
+            if as_event:  # a large payload is read from its file
+                body = await self._call(partial(_frames, feed, events, as_event=True), request.peer)
+            else:
+                body = _frames(feed, events)
             await send({"type": "http.response.body", "body": body, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
@@ -192,7 +196,9 @@ class RequestHandlers:
             headers.append((b"jbi-lost", f"{what.cause}={what.count}".encode()))
         if not isinstance(what, InfoObject):
             return Reply(204, b"", tuple(headers))
-        return event_reply(what, request.given.get("mode", ""), tuple(headers))
+        mode = request.given.get("mode", "")  # a large payload is read from its file
+        made: Reply = await self._call(lambda: event_reply(what, mode, tuple(headers)), request.peer)
+        return made
 
     async def _taken(self, request: ApiRequest) -> tuple[list[FeedEvent], int, EventFeed]:
         """The next events, the number of those that are not kept any more, and where they come from."""
@@ -282,6 +288,10 @@ async def _while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     finally:
         working.cancel()
         watching.cancel()
+
+
+def _frames(feed: EventFeed, events: Iterable[FeedEvent], *, as_event: bool = False) -> bytes:
+    return b"".join(event_frame(feed, event, as_event=as_event) for event in events) or b": alive\n\n"
 
 
 def event_frame(feed: EventFeed, event: FeedEvent, *, as_event: bool = False) -> bytes:
