@@ -4,6 +4,9 @@ status tells of saves, they exist where an RTI was told to have them (RtiOptions
 
 - A federate that is the only one who has not reported (a save, a restore, a synchronization point) is told
   `only_one_not_yet`: a surrogate, which has disclosed that it is one; without RtiOptions.discloses whoever is the last.
+  When another one joins, whom a point waits for, it is told `no_longer_only_one`.
+- A surrogate that has achieved a point for the other side takes that back, when somebody joins there.
+- A surrogate is told when nobody wants an attribute any more that it was asked to release.
 - A surrogate reports that the other side has refused a synchronization point: the registrant is told that its
   registration has failed, and members that the point is withdrawn.
 - Federates join named sets; a synchronization point can be registered for a set, and surrogates are told of it as well.
@@ -80,17 +83,38 @@ def notices(options: RtiOptions, before: Execution, after: Execution) -> Iterato
             if point is old:
                 continue
             missing = _last(options, after, point.achieved)
-            if missing and (old is None or missing != _last(options, before, old.achieved)):
+            was = _last(options, before, old.achieved) if old is not None else 0
+            if missing and missing != was:
                 yield Notice(missing, Callback("only_one_not_yet", ("sync", label, True)))
+            elif not missing and point.achieved.get(was) is False:
+                yield Notice(was, Callback("no_longer_only_one", ("sync", label)))
+    if after.owned.claims is not before.owned.claims:
+        yield from _withdrawn(before, after)
+
+
+def _withdrawn(before: Execution, after: Execution) -> Iterator[Notice]:
+    """Surrogates are told of what they own, and nobody wants any more."""
+    for instance in sorted(before.owned.claims):
+        claims, now = before.owned.claims[instance], after.owned.claims.get(instance, Map())
+        by_owner: dict[int, list[int]] = {}
+        for each in sorted(claims) if claims is not now else ():
+            owner = after.owned.owner(instance, each)
+            if each not in now and owner == before.owned.owner(instance, each):
+                by_owner.setdefault(owner, []).append(each)
+        for owner, attributes in by_owner.items():
+            member = after.members.joined.get(owner)
+            if member is not None and member.is_surrogate:
+                yield Notice(owner, Callback("attribute_ownership_acquisition_withdrawn", (instance, tuple(attributes))))
 
 
 def _last(options: RtiOptions, execution: Execution, reported: Map[int, bool] | dict[int, bool]) -> int:
     """The federate to be told; 0: nobody."""
     missing = [each for each, has in reported.items() if not has]
-    if len(missing) != 1 or len(reported) < 2:
+    if len(missing) != 1:
         return 0
     member = execution.members.joined.get(missing[0])
-    return missing[0] if member is not None and (member.is_surrogate or not options.discloses) else 0
+    is_told = member is not None and (member.is_surrogate or (not options.discloses and len(reported) > 1))
+    return missing[0] if is_told else 0
 
 
 # -- synchronization points -----------------------------------------------------------------------------------------
@@ -106,6 +130,15 @@ def report_registration_failure(call: ServiceCall, label: str, reason: str) -> N
     for each in sorted(point.achieved):
         call.tell(each, "synchronization_point_withdrawn", label, reason)
     call.change("points", pending=call.execution.points.pending.delete(label))
+
+
+def synchronization_point_not_achieved(call: ServiceCall, label: str) -> None:
+    """The other side of a bridge is not where the point asks it to be after all: somebody has joined it. Raises
+    ServiceNotEnabled, SynchronizationPointLabelNotAnnounced."""
+    _check(call, "synchronization_point_not_achieved")
+    point = _announced(call, label, "It may be over: federation_synchronized says so")
+    achieved = point.achieved.set(call.federate, False)
+    call.change("points", pending=call.execution.points.pending.set(label, point._replace(achieved=achieved)))
 
 
 def join_set(call: ServiceCall, name: str) -> None:

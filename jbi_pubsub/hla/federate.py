@@ -29,6 +29,12 @@ class FederateAmbassador:
     def only_one_not_yet(self, kind: str, label: str, others_ok: bool) -> None:
         """The federate is the only one that has not reported, of such an RTI; kind: sync, save or restore."""
 
+    def no_longer_only_one(self, kind: str, label: str) -> None:
+        """A surrogate alone, of such an RTI: another one has joined, whom the point waits for."""
+
+    def attribute_ownership_acquisition_withdrawn(self, instance: int, attributes: tuple[int, ...]) -> None:
+        """A surrogate alone, of such an RTI: nobody wants these of it any more."""
+
     def federation_synchronized(self, label: str) -> None:
         """All have."""
 

@@ -205,7 +205,7 @@ def offer_rest(call: ServiceCall, instance: int, kind: Class, owned: Handles) ->
 
 
 def offer_unowned(call: ServiceCall, cls: int) -> None:
-    """The federate publishes a class: what is unowned of its instances that it knows is offered to it."""
+    """The federate publishes a class: what is unowned of its instances that it knows, or divested, is offered to it."""
     by_handle = call.execution.instances.by_handle
     for handle in sorted(by_handle):
         if by_handle[handle].known.get(call.federate) == cls:
@@ -213,11 +213,16 @@ def offer_unowned(call: ServiceCall, cls: int) -> None:
 
 
 def offer_of(call: ServiceCall, instance: int, cls: int) -> None:
-    """Offer what is unowned of an instance to the federate, which knows it at a class and may own it."""
+    """Offer what is unowned of an instance, or divested, to the federate, which knows it at a class and may own it
+    (clause 7.4)."""
     owners = call.execution.owned.owners.get(instance, Map())
-    free = tuple(each for each in sorted(may_own(call, call.federate, cls)) if each not in owners)
-    if free:
-        call.tell(call.federate, "request_attribute_ownership_assumption", instance, free, b"")
+    divesting = call.execution.owned.divesting.get(instance, Map())
+    by_tag: dict[bytes, list[int]] = {}
+    for each in sorted(may_own(call, call.federate, cls)):
+        if each not in owners or (each in divesting and owners[each] != call.federate):
+            by_tag.setdefault(divesting.get(each, b""), []).append(each)
+    for tag, free in by_tag.items():
+        call.tell(call.federate, "request_attribute_ownership_assumption", instance, tuple(free), tag)
 
 
 def lose_unpublished(call: ServiceCall, cls: int, attributes: Handles) -> None:

@@ -204,6 +204,7 @@ SERVICES: Final[dict[str, Service]] = {
         _of(extensions.query_synchronization_point, _text),
         _of(extensions.disclose_surrogate),
         _of(extensions.report_registration_failure, _text, _text),
+        _of(extensions.synchronization_point_not_achieved, _text),
         _of(extensions.join_set, _text),
         _of(extensions.leave_set, _text),
         _of(extensions.register_synchronization_point_for_set, _text, _tag, _text),

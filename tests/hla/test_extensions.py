@@ -110,11 +110,61 @@ def test_a_surrogate_that_comes_when_it_is_the_last_is_told(rig: type[Rig]) -> N
     assert late.heard("s") == [("only_one_not_yet", "sync", "L", True)]
 
 
-def test_who_is_alone_is_not_the_last_of_anybody(rig: type[Rig]) -> None:
+def test_a_surrogate_alone_is_the_last(rig: type[Rig]) -> None:
+    # Given a surrogate in a federation of nobody else; When a point is announced; Expect it to be told that it is the
+    # last: whoever is left on the other side waits for nobody here
     alone = rig("s", options=ADDED)
     alone.call("s", "disclose_surrogate")
     alone.call("s", "register_federation_synchronization_point", "L", b"")
-    assert "only_one_not_yet" not in [each[0] for each in alone.heard("s")]
+    assert ("only_one_not_yet", "sync", "L", True) in alone.heard("s")
+    # and when somebody joins who is not there yet, that it is not the last any more
+    alone.join("late")
+    assert alone.heard("s") == [("no_longer_only_one", "sync", "L")]
+    alone.call("late", "synchronization_point_achieved", "L")
+    assert alone.heard("s") == [("only_one_not_yet", "sync", "L", True)]
+
+
+def test_a_surrogate_takes_back_that_it_has_achieved_a_point(three: Rig) -> None:
+    # Given a point that a surrogate has achieved for its other side; When somebody joins there
+    three.call("a", "register_federation_synchronization_point", "L", b"")
+    three.call("s", "synchronization_point_achieved", "L")
+    three.call("s", "synchronization_point_not_achieved", "L")
+    # Expect all to wait for the surrogate
+    for each in "ab":
+        three.call(each, "synchronization_point_achieved", "L")
+    assert ("federation_synchronized", "L") not in three.heard("a")
+    assert three.heard("s")[-1] == ("only_one_not_yet", "sync", "L", True)
+    three.call("s", "synchronization_point_achieved", "L")
+    assert three.heard("a") == [("federation_synchronized", "L")]
+    # and what is over not to be taken back
+    with pytest.raises(exc.SynchronizationPointLabelNotAnnounced):
+        three.call("s", "synchronization_point_not_achieved", "L")
+
+
+@pytest.mark.parametrize("how", ["cancels", "resigns", "of two"])
+def test_a_surrogate_is_told_that_nobody_wants_an_attribute_of_it_any_more(rig: type[Rig], how: str) -> None:
+    # Given a surrogate that was asked to release an attribute
+    it = rig("s", "a", "b", options=ADDED)
+    it.call("s", "disclose_surrogate")
+    for name in "sab":
+        it.call(name, "publish_object_class_attributes", it.aircraft, (it.callsign,))
+        it.call(name, "subscribe_object_class_attributes", it.aircraft, (it.callsign,))
+    thing = it.call("s", "register_object_instance", it.aircraft, "thing")
+    it.call("a", "attribute_ownership_acquisition", thing, (it.callsign,), b"")
+    if how == "of two":
+        it.call("b", "attribute_ownership_acquisition", thing, (it.callsign,), b"")
+    it.forget()
+    # When who wants it does not any more
+    if how == "resigns":
+        it.call("a", "resign_federation_execution", "cancel_then_delete_then_divest")
+    else:
+        it.call("a", "cancel_attribute_ownership_acquisition", thing, (it.callsign,))
+    # Expect the surrogate to be told, once nobody does
+    told = ("attribute_ownership_acquisition_withdrawn", thing, (it.callsign,))
+    assert it.heard("s") == ([] if how == "of two" else [told])
+    if how == "of two":
+        it.call("b", "cancel_attribute_ownership_acquisition", thing, (it.callsign,))
+        assert it.heard("s") == [told]
 
 
 # -- points -----------------------------------------------------------------------------------------------------------
@@ -180,7 +230,9 @@ def test_a_set_without_a_name_is_refused_and_who_leaves_is_none_of_it(three: Rig
     three.call("a", "resign_federation_execution", "no_action")
     three.forget()
     three.call("b", "register_synchronization_point_for_set", "L", b"", "pilots")
-    assert three.heard("s") == [("announce_synchronization_point_to_set", "L", b"", "pilots")]
+    assert three.heard("s") == [
+        ("announce_synchronization_point_to_set", "L", b"", "pilots"), ("only_one_not_yet", "sync", "L", True),
+    ]  # fmt: skip
     assert three.heard("a") == []
 
 

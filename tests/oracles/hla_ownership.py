@@ -161,7 +161,8 @@ class Ownership:
         self.told = []
         self.published[federate] = self.published.get(federate, set()) | set(wanted)
         for which, one in enumerate(self.attributes):
-            if not one.owner and self.may_own(federate, which):
+            is_free = not one.owner or (one.divesting and one.owner != federate)
+            if is_free and self.may_own(federate, which):
                 self.tell(federate, "request_attribute_ownership_assumption", which)
 
     def resign(self, federate: str) -> None:

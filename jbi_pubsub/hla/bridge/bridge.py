@@ -48,7 +48,7 @@ RACES: Final = (
 )  # fmt: skip
 """Refusals of any federate that calls before it has heard that it is too late: of an instance, an attribute, a save or
 a restore that is no more."""
-_OWNERSHIP: Final = frozenset(("acquire", "granted", "denied", "offer"))
+_OWNERSHIP: Final = frozenset(("acquire", "withdraw", "granted", "denied", "offer"))
 
 
 class Due(NamedTuple):
@@ -67,7 +67,7 @@ def begun(plan: Plan, kept: Sequence[tuple[str, Bridge]] = ()) -> Done:
     told). `kept`: what was under way at saves, by label, the oldest first."""
     turn = Turn(plan, Bridge(kept=Map(kept), order=tuple(label for label, _ in kept)))
     for side in (0, 1):
-        if "add" in (plan.policy.consensus, plan.policy.addressing, plan.policy.failure, plan.policy.unowned):
+        if {"add", "allow-add"} & set(plan.policy):
             turn.call(side, "disclose_surrogate")
         for cls, attributes in plan.translation.published(side):
             turn.call(side, "publish_object_class_attributes", cls, attributes)
@@ -141,6 +141,7 @@ HEARD: Final[dict[str, Callable[..., None]]] = {
     "federation_not_restored": _over("restore", ok=False),
     "federation_restore_status_response": _restore_status,
     "only_one_not_yet": lambda turn, side, kind, label, ok: consensus.last_one(turn, side, kind, label, ok=ok),
+    "no_longer_only_one": consensus.more_to_come,
     "discover_object_instance": passage.discovered,
     "reflect_attribute_values": _reflected,
     "receive_interaction": passage.received,
@@ -153,6 +154,7 @@ HEARD: Final[dict[str, Callable[..., None]]] = {
     "request_divestiture_confirmation": lambda turn, side, *wanted: transfer.wanted(turn, side, *wanted, why="confirm"),
     "attribute_ownership_acquisition_notification": transfer.acquired,
     "attribute_ownership_unavailable": transfer.unavailable,
+    "attribute_ownership_acquisition_withdrawn": transfer.wanted_no_more,
     "time_regulation_enabled": pace.enabled,
     "time_advance_grant": pace.granted,
     "lower_bound": pace.heard_bound,
@@ -249,6 +251,8 @@ def forwarded(plan: Plan, bridge: Bridge, item: Due) -> Done:
         consensus.requested(turn, item.side, entry)
     elif entry.kind in ("completed", "failed"):
         consensus.completed(turn, item.side, entry)
+    elif entry.kind == "reopened":
+        consensus.reopened(turn, item.side, entry)
     elif entry.kind in _OWNERSHIP:
         transfer.forwarded(turn, item.side, entry)
     else:
@@ -306,8 +310,12 @@ def refused(plan: Plan, bridge: Bridge, call: Call, error: RtiError) -> Done:
         turn.count("suppressed")  # it is offered there already
     elif call.about and call.about[0] == "pace":
         turn.count("refused")
-    elif isinstance(error, SynchronizationPointLabelNotAnnounced) and plan.policy.failure == "add":
-        turn.count("raced")  # it was withdrawn
+    elif isinstance(error, SynchronizationPointLabelNotAnnounced) and (
+        plan.policy.failure == "add" or call.about[:1] == ("reopened",)
+    ):
+        turn.count("raced")  # it was withdrawn, or is over
+    elif entry is not None and entry.kind == "withdraw":
+        turn.count("raced")  # it has it by now, and gives it back
     elif isinstance(error, RACES):
         turn.count("raced")
     else:

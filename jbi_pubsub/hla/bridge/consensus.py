@@ -108,6 +108,15 @@ def last_one(turn: Turn, side: int, kind: str, label: str, *, ok: bool) -> None:
         others_done(turn, key, side, ok=ok)
 
 
+def more_to_come(turn: Turn, side: int, kind: str, label: str) -> None:
+    """Somebody has joined a side that has said that all have consented: it takes that back."""
+    key = key_of(turn, side, kind, label)
+    if key is not None and turn.part(key, side).sent and turn.part(key, 1 - side).state != "over":
+        turn.set_part(key, side, sent=False)
+        turn.count("taken_back")
+        turn.put(side, Entry("reopened", (), key))
+
+
 def others_done(turn: Turn, key: Key, side: int, *, ok: bool = True) -> None:
     """All others of a side have consented, or `ok` is false: one could not."""
     if not turn.part(key, side).sent and turn.part(key, 1 - side).state != "over":
@@ -206,6 +215,19 @@ def completed(turn: Turn, side: int, entry: Entry) -> None:
             consent(turn, key, far)
         else:
             _fail(turn, key, far)
+
+
+def reopened(turn: Turn, side: int, entry: Entry) -> None:
+    """Not all of a side have consented after all."""
+    key, far = entry.key, 1 - side
+    if key is None or key not in turn.bridge.rounds or turn.part(key, far).state == "over":
+        turn.count("raced")
+        return
+    part = turn.part(key, far)
+    is_consented = part.state == "consented"
+    turn.set_part(key, far, far="", state="announced" if is_consented else part.state)
+    if is_consented:
+        turn.call(far, "synchronization_point_not_achieved", part.label, about=("reopened", key))
 
 
 def consent(turn: Turn, key: Key, side: int) -> None:
@@ -328,12 +350,13 @@ def _ask_again(turn: Turn, side: int) -> None:
 
 
 def polls(turn_bridge: Bridge) -> list[tuple[int, Key]]:
-    """Sides and rounds about which an RTI can be asked: whether all others of the side have consented."""
+    """Sides and rounds about which an RTI can be asked: whether all others of the side have consented. Of points no RTI
+    says anything while its federation is saved or restored."""
     return [
         (side, key)
         for key in sorted(turn_bridge.rounds)
         for side in (0, 1)
-        if _is_asked_about(turn_bridge.rounds[key], side)
+        if _is_asked_about(turn_bridge.rounds[key], side) and not (key[0] == "sync" and turn_bridge.busy[side])
     ]
 
 

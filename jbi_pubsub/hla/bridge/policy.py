@@ -56,7 +56,7 @@ CELLS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "ownership": {
         "allow-smart": "attributes change their owner over the bridge, one side after the other",
-        "allow-add": "the same, and RTIs are told that an attribute is owned elsewhere",
+        "allow-add": "the same, and a claim that is taken back on one side is taken back on the other",
         "allow-naive": "attributes change their owner over the bridge, and two may get one at once",
         "deny": "attributes stay on their side",
     },

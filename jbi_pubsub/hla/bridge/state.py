@@ -53,7 +53,8 @@ class Entry(NamedTuple):
     """Entry that goes over a link."""
 
     kind: str
-    """request, completed, failed; discover, update, interaction, remove, provide; acquire, granted, denied, offer;
+    """request, completed, reopened, failed; discover, update, interaction, remove, provide; acquire, withdraw, granted,
+    denied, offer;
     call: one that could not be made while its federation was saved or restored."""
     arguments: tuple[Any, ...]
     key: Key | None = None
@@ -201,7 +202,7 @@ class Turn:
 
     def put(self, side: int, entry: Entry) -> None:
         """Into the link from a side. What may only happen once something is over waits for that."""
-        after = self.over_here_alone(side) if entry.kind != "completed" else ()
+        after = self.over_here_alone(side) if entry.kind not in ("completed", "reopened") else ()
         if after and self.plan.policy.barrier == "smart":
             self.count("buffered")
         queue = "data" if entry.stream else "control"

@@ -8,6 +8,7 @@ has it the other surrogate gives its own to who wants it. So for a while both su
     wanted on the far side  -> release request, or request to confirm, to the surrogate there -> acquire -> home
     home: acquired          -> granted -> divested on the far side, which is home now
     home: unavailable       -> denied  -> the far surrogate does not divest any more
+    wanted no more, if the RTI says so (add) -> withdraw -> the surrogate at home does not want it any more
     granted, wanted no more -> home gets it back: unowned there
     divested at home        -> offer   -> the far surrogate offers it, and confirms when it has it
 
@@ -45,6 +46,15 @@ def wanted(
     if new:
         turn.set(claims=turn.bridge.claims.set(key, claims.update(dict.fromkeys(new, why))))
         turn.put(side, Entry("acquire", (instance, new, tag, why), stream=(side, instance)))
+
+
+def wanted_no_more(turn: Turn, side: int, instance: int, attributes: tuple[int, ...]) -> None:
+    """No federate of a side wants these of the surrogate there any more."""
+    claims = turn.bridge.claims.get((side, instance), Map())
+    mine = tuple(each for each in attributes if each in claims)
+    if mine:
+        _unclaim(turn, side, instance, mine)
+        turn.put(side, Entry("withdraw", (instance, mine), stream=(side, instance)))
 
 
 def acquired(turn: Turn, side: int, instance: int, attributes: tuple[int, ...], tag: bytes) -> None:
@@ -87,6 +97,10 @@ def _acquire(turn: Turn, side: int, entry: Entry, twin: int, there: tuple[int, .
         turn.call(home, "attribute_ownership_acquisition_if_available", twin, there, entry=entry)
     else:
         turn.call(home, "attribute_ownership_acquisition", twin, there, tag, entry=entry)
+
+
+def _withdraw(turn: Turn, side: int, entry: Entry, twin: int, there: tuple[int, ...]) -> None:
+    turn.call(1 - side, "cancel_attribute_ownership_acquisition", twin, there, entry=entry)
 
 
 def _granted(turn: Turn, side: int, entry: Entry, twin: int, there: tuple[int, ...]) -> None:
@@ -166,4 +180,4 @@ def could_not_acquire(turn: Turn, side: int, entry: Entry) -> None:
         turn.call(side, "attribute_ownership_release_denied", instance, attributes)
 
 
-_ACTS: Final = {"acquire": _acquire, "granted": _granted, "denied": _denied, "offer": _offer}
+_ACTS: Final = {"acquire": _acquire, "withdraw": _withdraw, "granted": _granted, "denied": _denied, "offer": _offer}
