@@ -106,7 +106,7 @@ class World:
         doing.inboxes[who] = tuple(each.callback for each in step.told if each.federate == step.answer)
         for each in step.told:
             if each.federate != step.answer:
-                doing._queue(federation, each)  # noqa: SLF001  # as a call does
+                doing._queue(federation, each)  # as a call does
         for service, arguments in DECLARED:
             doing.call(federation, step.answer, service, arguments)
         self.system = doing.system()
@@ -268,7 +268,8 @@ class Comparison:
 def test_bridged_is_told_as_one_rti_tells_it(
     sizes: tuple[int, ...], edges: tuple[tuple[int, int], ...], consensus: str, stories: int, without: tuple[str, ...]
 ) -> None:
-    policy = Solutions(consensus=consensus, ownership=f"allow-{consensus}", unowned="ignore")  # with others values are told that one RTI has forgotten
+    # unowned: with others values are told that one RTI has forgotten
+    policy = Solutions(consensus=consensus, ownership=f"allow-{consensus}", unowned="ignore")
     done: Counter[str] = Counter()
     for seed in range(stories):
         # Given the same story, told to one federation and to several, each step when the last one has gone everywhere
