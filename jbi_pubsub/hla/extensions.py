@@ -104,7 +104,8 @@ def _withdrawn(before: Execution, after: Execution) -> Iterator[Notice]:
         for owner, attributes in by_owner.items():
             member = after.members.joined.get(owner)
             if member is not None and member.is_surrogate:
-                yield Notice(owner, Callback("attribute_ownership_acquisition_withdrawn", (instance, tuple(attributes))))
+                told = Callback("attribute_ownership_acquisition_withdrawn", (instance, tuple(attributes)))
+                yield Notice(owner, told)
 
 
 def _last(options: RtiOptions, execution: Execution, reported: Map[int, bool] | dict[int, bool]) -> int:
