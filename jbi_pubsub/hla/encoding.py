@@ -28,6 +28,7 @@ from .exceptions import DecoderException, EncoderException, NameNotFound
 ELEMENTS_MOST: Final = 1 << 20
 """Limit of elements of one array."""
 
+OCTET: Final = CODECS["HLAoctet"]
 _COUNT: Final = struct.Struct(">I")
 _FAULTS: Final = (ValueError, OverflowError, struct.error, KeyError, TypeError, AttributeError)
 
@@ -123,7 +124,7 @@ class ElementArray(Encoding):
         self.of = of
         self.boundary = of.boundary
         codec = of.codec if isinstance(of, Scalar) else None
-        self.is_octets = codec is not None and codec.name in ("HLAoctet", "HLAbyte")
+        self.is_octets = codec is not None and codec.form == OCTET.form
         self.coding = codec.form[1] if codec is not None and codec.form[0] == "one" else ""
 
     def _elements(self, data: bytes, at: int, count: int) -> tuple[Any, int]:
@@ -249,9 +250,11 @@ class FixedRecord(Encoding):
         found = {}
         for name, each in self.fields:
             try:
-                found[name], at = each.read(data, _aligned(at, each.boundary))
+                value, at = each.read(data, _aligned(at, each.boundary))
             except _FAULTS as exc:
                 raise ValueError(f"{name}: {_why(exc)}") from exc
+            if not isinstance(each, Padding):
+                found[name] = value
         return found, at
 
     def write(self, out: bytearray, value: Any) -> None:
@@ -260,7 +263,7 @@ class FixedRecord(Encoding):
         for name, each in self.fields:
             _align(out, each.boundary)
             try:
-                each.write(out, value.get(name, b"") if isinstance(each, Padding) else value[name])
+                each.write(out, None if isinstance(each, Padding) else value[name])
             except _FAULTS as exc:
                 raise ValueError(f"{name}: {_why(exc)}") from exc
 
@@ -340,7 +343,7 @@ class ExtendableVariantRecord(VariantRecord):
         _align(out, 4)
         at = len(out)
         out += bytes(4)
-        if of is not None:
+        if of is not None and name in value:  # whoever sent it may have left it out
             _align(out, 8)
             begin = len(out)
             of.write(out, value[name])

@@ -78,6 +78,7 @@ TABLE: list[tuple[Encoding, Any, str]] = [
     (EXTENDABLE, {"kind": 1, "small": 9}, "01000000 00000001 09"),
     (EXTENDABLE, {"kind": 2, "large": 1.0}, "02000000 00000008 3ff0000000000000"),
     (EXTENDABLE, {"kind": 9}, "09000000 00000000"),
+    (EXTENDABLE, {"kind": 1}, "01000000 00000000"),
     # fixed arrays: zeros between elements (4.13.9.3)
     (FixedArray(SHORT, 3), [1, 2, 3], "000100020003"),
     (FixedArray(FixedRecord([("c", WORD), ("a", OCTET)]), 2), [{"c": 1, "a": 2}, {"c": 3, "a": 4}],
@@ -95,7 +96,7 @@ TABLE: list[tuple[Encoding, Any, str]] = [
     # the RPR FOM's own (SISO-STD-001, 6.8.5)
     (OpenArray(SHORT), [1, 2], "00010002"),
     (OpenArray(OCTET, is_terminated=True), b"ab", "616200"),
-    (FixedRecord([("a", OCTET), ("pad", Padding(4)), ("b", OCTET)]), {"a": 1, "pad": b"", "b": 2}, "0100000002"),
+    (FixedRecord([("a", OCTET), ("pad", Padding(4)), ("b", OCTET)]), {"a": 1, "b": 2}, "0100000002"),
 ]  # fmt: skip
 
 
@@ -247,6 +248,20 @@ def test_types_of_a_model_are_there_by_name() -> None:
     assert fom.codec("Route").decode(fom.codec("Route").encode([{"X": 1.0, "Y": 2.0}])) == [{"X": 1.0, "Y": 2.0}]
     assert fom.codec("Matrix").decode(struct.pack(">6f", *range(6))) == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
     assert fom.codec("HLAunicodeString").encode("x") == b"\0\0\0\1\0x"
+
+
+def test_a_type_is_what_it_says_whatever_it_is_called() -> None:
+    # Given a model that calls two bytes an octet, and an array of them
+    text = (
+        b"<objectModel><dataTypes><e><enumeratedData><name>HLAoctet</name><representation>HLAinteger16BE</representation>"
+        b"<enumerator><name>A</name><value>1</value></enumerator></enumeratedData></e><a><arrayData><name>Two</name>"
+        b"<dataType>HLAoctet</dataType><cardinality>2</cardinality><encoding>HLAfixedArray</encoding></arrayData></a>"
+        b"</dataTypes></objectModel>"
+    )
+    two = datatypes.parsed(("odd", text)).layout("Two")
+    # Expect two enumerators, both ways
+    assert two.decode(b"\0\1\0\2") == ["A", 2]
+    assert two.encode(["A", 2]) == b"\0\1\0\2"
 
 
 def test_types_that_a_model_does_not_tell_are_said_by_name() -> None:
