@@ -38,6 +38,7 @@ from jbi_pubsub.lookup.registrar import Registrar
 from jbi_pubsub.lookup.server import LookupServer
 from jbi_pubsub.pad.server.server import DisseminationServer
 from jbi_pubsub.protocol.status.networks import NetworksStatus, NetworkStatus, PeerStatus
+from jbi_pubsub.web.remedies import REMEDIES
 
 FEDERATIONS: Final = Path(__file__).parent.parent / "examples" / "data" / "hla"
 IMAGERY: Final = Path(__file__).parent.parent / "examples" / "data" / "intel_imagery"
@@ -206,34 +207,6 @@ none. Losses of a subscription by e-mail alone are told while its subscriber's p
 | cause | meaning | remedy |
 |---|---|---|
 """
-
-REMEDIES: Final = {
-    "queue_overflow": "Read faster, raise `bound`, narrow the predicate, or use policy `block` where publishers may wait.",
-    "bad_signature": "Find the publisher: the object is not signed by its key. `[tls] verify` sets the action.",
-    "block_timeout": "As for `queue_overflow`; `[queue] block_seconds` is the time that publishers wait.",
-    "subscriber_dead": "A longer `[lease] subscriber` survives longer outages.",
-    "delegate_dead": "None needed: the subscriber subscribes again automatically. The objects of the delegate are lost.",
-    "cancelled": "None: the application cancelled the subscription.",
-    "sequence_gap": "Find a publisher or bridge that drops objects.",
-    "late": "None; it happens when a publisher has changed its delegate while the old one was disconnected.",
-    "missed": "A larger `[pad] keep_seconds` and `keep_bytes`.",
-    "deadline": "A longer deadline, higher importance, or fewer objects: a narrower predicate, a smaller shape.",
-    "replaced": "None: the subscription requests only the newest per key. Leave `replace` out to get every object.",
-    "rate": "A higher `max_rate`, or a narrower predicate.",
-    "expired": "A longer `expiration`; a `[[keep]]` rule with `until_durables`, or a longer `age`.",
-    "invalid": "Let publishers check their metadata: `validate` and `well_formed` in [client].",
-    "other_archive": "The objects can't be restored from this archive; look for copies. The objects that it has are delivered again.",
-    "listener_failed": "Find the exception in the log, and correct the listener. A durable subscription with explicit acknowledgement gets the object again the next time.",
-    "filtered": "An operator has configured it: see the bridge's file (`jbi bridge check FILE` shows its effect on a type).",
-    "oversize": "Cut the payload with a filter, or deliver to a queue instead of by e-mail. If a filter can't be applied, `unfiltered` delivers the object whole ([filters](matching.md#payload-filters)).",
-    "mail_refused": "Read the server's answer in `jbi subscriptions`; correct the address.",
-    "mail_unreachable": "Check `[mail]` host and port; more `retries` survive longer outages.",
-    "mail_suspended": "Correct the address, cancel the subscription and subscribe again.",
-    "refused": "Read the reason in the notice's `detail`; the subscriber tries again every minute.",
-    "storage": "Free space on the delegate's disk, for large payloads also on the subscriber's (`[link] spool_folder`, `spool_bytes`).",
-    "shutdown": "A longer `jbi pad --drain`.",
-}
-"""By cause."""
 
 METRICS: Final = """\
 # Metrics

@@ -17,6 +17,7 @@ import msgspec
 from jbi_pubsub.core.errors import ConfigurationError, LookupNotFoundError
 from jbi_pubsub.core.series import WINDOW
 from jbi_pubsub.protocol.status.delegate import ListedSubscription
+from jbi_pubsub.web.alarms import alarms
 from jbi_pubsub.web.federation import Observer, Server, Snapshot
 
 from .near import begins_so, told
@@ -242,6 +243,7 @@ def facts_of(seen: PageFacts, page: str) -> dict[str, Any]:
         "page": page,
         "problem": shot.problem,
         "unseen": shot.unseen,
+        "alarms": [msgspec.to_builtins(each) for each in alarms(shot)],
         "servers": [_server_facts(s, seen) for s in shot.servers],
         "edges": [
             {name: getattr(e, name) for name in ("kind", "server", "name", "of", "count", "rate", "waiting", "lost")}

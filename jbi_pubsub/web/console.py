@@ -10,12 +10,14 @@ from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 from fastapi import FastAPI
 from nicegui import Client, ui
 from nicegui.elements.mixins.text_element import TextElement
 from starlette.responses import PlainTextResponse, Response
 
+from jbi_pubsub import __version__
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import JbiError
 from jbi_pubsub.core.guard import guarded
@@ -43,6 +45,15 @@ PAGES: Final = (
     ("Objects", "/objects"), ("Explain", "/explain"), ("Administration", "/administration"), ("Node", "/node"),
     ("Client", "/client"),
 )  # fmt: skip
+
+
+ADMIN_PAGES: Final = ("Administration", "Node", "Client")
+"""Pages that need --admin."""
+NEEDS_ADMIN: Final = "This page changes the federation. It needs a console that was started by `jbi web --admin`."
+SEARCH_MOST: Final = 200
+"""Characters of a search."""
+_HEADS: Final = WeakKeyDictionary[Client, ui.element]()
+"""Head of the page of each tab, in which lists put their search."""
 
 
 class NodeClient(Protocol):
@@ -90,7 +101,8 @@ class Console:
         return await asyncio.get_running_loop().run_in_executor(self._calls, function, *arguments)
 
     def page(self, path: str) -> Callable[[Callable[..., None]], None]:
-        """Register what makes a page. One tab too many is told so."""
+        """Register what makes a page. One tab too many is told so, and a page that needs --admin says so without."""
+        title = next((title for title, of in PAGES if of == path), "")
 
         def register(make: Callable[..., None]) -> None:
             @ui.page(path)
@@ -98,7 +110,13 @@ class Console:
             def made(*arguments: Any, **query: Any) -> Response | None:
                 if len(Client.instances) > TABS_MOST:
                     return PlainTextResponse(f"This console has {TABS_MOST} tabs open. Close some.\n", 503)
-                make(*arguments, **query)
+                if title in ADMIN_PAGES and not self.admin:
+                    with self.frame(title):
+                        words(
+                            "p", "This page changes the federation. Start the console with `jbi web --admin` to use it."
+                        )
+                else:
+                    make(*arguments, **query)
                 return None
 
         return register
@@ -119,21 +137,31 @@ class Console:
 
         with ui.element("header").classes("jbi-header"):
             words("span", "jbi-pubsub", "brand")
-            with ui.element("nav").props('aria-label="Pages"'):
+            menu = ui.button("Menu").props("flat dense no-caps aria-expanded=false").classes("jbi-menu")
+            with ui.element("nav").props('aria-label="Pages"') as pages:
                 for name, path in PAGES:
-                    if (name in ("Administration", "Client") and not self.admin) or (
-                        name == "Node" and self.nodes is None
-                    ):
+                    if name in ADMIN_PAGES and not self.admin:
                         continue
                     link = ui.link(name, path)
                     if name == title:
                         link.props("aria-current=page")
             colours = ui.button(_COLOURS[dark.value], on_click=turn).props('flat dense no-caps aria-label="Colours"')
+
+        def unfold() -> None:
+            pages.classes(toggle="jbi-open")
+            menu.props(f"aria-expanded={str('jbi-open' in pages.classes).lower()}")
+
+        menu.on_click(unfold)
         main = ui.element("main").classes("jbi-main").props("tabindex=-1")
         ui.skip_link(target=main)
         with main:
-            words("h1", title)
+            with ui.element("div").classes("jbi-form jbi-head") as head:
+                words("h1", title, "jbi-grow")
+            _HEADS[ui.context.client] = head
             yield
+        with ui.element("footer").classes("jbi-note jbi-footer"):
+            words("span", f"jbi-pubsub {__version__}. The same facts for programs: jbi top --json. "
+                  "Documentation: docs/console.md, docs/losses.md.")  # fmt: skip
 
 
 _COLOURS: Final = {None: "Colours: system", True: "Colours: dark", False: "Colours: light"}
@@ -172,6 +200,25 @@ def action(text: str, **options: Any) -> ui.button:
     return ui.button(text, **options).props("no-caps unelevated text-color=paper")
 
 
+_SORT: Final = """(a, b) => {
+  const units = {d: 86400, h: 3600, m: 60, k: 1e3, M: 1e6};
+  const value = text => [...String(text ?? '').replaceAll(',', '').matchAll(/(\\d+(?:\\.\\d+)?)([dhmkM](?![a-z]))?/g)]
+    .reduce((sum, found) => sum + found[1] * (units[found[2]] ?? 1), 0);
+  return value(a) - value(b);
+}"""
+"""Order of figures as the console writes them: 1,234, 12k/s, 1h02m; of several the sum."""
+
+
+def search_field() -> ui.input:
+    """Field that searches all lists of a page, in its head. Each list that searches by itself listens to it."""
+    head = _HEADS[ui.context.client]
+    if made := [each for each in head if isinstance(each, ui.input)]:
+        return made[0]
+    with head:
+        field = ui.input("Search", placeholder="in all lists of this page")
+    return field.props(f'dense debounce=300 maxlength={SEARCH_MOST} clearable type=search aria-label="Search"')
+
+
 def table(
     columns: Sequence[tuple[str, str]],
     *,
@@ -179,21 +226,25 @@ def table(
     whole: Sequence[str] = (),
     lines: Sequence[str] = (),
     rows: int = 0,
+    searched: bool = True,
 ) -> ui.table:
     """A table of (name, head) columns: rows are dicts with a `key`. Heads that begin with # are of numbers; the columns
-    `whole` are in one line each, `lines` keep theirs. On a narrow screen a row is a card. `rows` a page, 0 for all."""
+    `whole` are in one line each, `lines` keep theirs. On a narrow screen a row is a card. `rows` a page, 0 for all.
+    With `searched` each head sorts, and the page's search leaves out the rows in which its text does not occur."""
     classes = {**dict.fromkeys(whole, "jbi-whole"), **dict.fromkeys(lines, "jbi-lines")}
     made = ui.table(
         columns=[
             {"name": name, "label": head.lstrip("#"), "field": name, "align": "right" if head[0] == "#" else "left",
-             "classes": classes.get(name, "")}
+             "classes": classes.get(name, ""), "sortable": searched, **({":sort": _SORT} if head[0] == "#" else {})}
             for name, head in columns
         ],
         rows=[],
         row_key="key",
         pagination=rows or None,
     )  # fmt: skip
-    made.props(f':grid="Quasar.Screen.lt.md" flat dense wrap-cells no-data-label="{empty}"')
+    made.props(f':grid="Quasar.Screen.lt.md" flat dense wrap-cells no-data-label="{empty}" no-results-label="No match"')
+    if searched:
+        search_field().on_value_change(lambda e: made.set_filter(e.value or ""))
     return made.classes("jbi-table")
 
 

@@ -48,23 +48,7 @@ def _page(console: Console, uid: str, object_id: str) -> None:
         with ui.element("div").classes("jbi-form"):
             chosen = ui.select({}, label="Subscription", with_input=True, new_value_mode=None).classes("jbi-grow")
             typed = ui.input("or its id, or the beginning of it", value=uid).props("maxlength=200").classes("jbi-grow")
-        with ui.element("div").classes("jbi-form"):
-            which = ui.radio(
-                {"metadata": "a document", "id": "an object that was published"},
-                value="id" if object_id else "metadata",
-            )
-            which.props('inline aria-label="What object"')
-        by_id = ui.input("Object id (known for some seconds after it was published)", value=object_id).props(
-            "maxlength=200"
-        )
-        by_id.bind_visibility_from(which, "value", value="id")
-        with ui.element("div").classes("jbi-pair").bind_visibility_from(which, "value", value="metadata"):
-            metadata = ui.textarea("Metadata (XML)").props("outlined autogrow maxlength=1000000").classes("jbi-code")
-            payload = ui.textarea("Payload (may be empty)").props("outlined autogrow maxlength=1000000")
-            payload.classes("jbi-code")
-        button = action("Explain")
-        status = words("p", "", "jbi-problem").props("role=status")
-        answers = ui.element("div")
+        ExplainForm(console, lambda: (typed.value or "").strip() or chosen.value or "", object_id)
 
         async def offer(search: str = "") -> None:
             servers = [s.id for s in console.observer.snapshot().servers if s.kind in ("delegate", "peer")]
@@ -79,41 +63,73 @@ def _page(console: Console, uid: str, object_id: str) -> None:
         async def typing(event: GenericEventArguments) -> None:
             await offer(str(event.args or ""))
 
-        async def explain() -> None:
-            wanted = (typed.value or "").strip() or chosen.value or ""
-            status.text = ""
-            answers.clear()
-            if not wanted:
-                status.text = "No subscription is chosen."
-                return
-            button.disable()
-            try:
-                if which.value == "id":
-                    of = (by_id.value or "").strip()
-                    found, errors = await console.call(_asked, console, lambda proxy: proxy.explain_object(wanted, of))
-                else:
-                    document, body = (metadata.value or "").encode(), (payload.value or "").encode()
-                    found, errors = await console.call(
-                        _asked, console, lambda proxy: proxy.explain(wanted, document, body)
-                    )
-            finally:
-                button.enable()
-            status.text = "; ".join(errors) if errors else "" if found else (
-                f"No delegate or peer publisher knows subscription {wanted}"
-                + (", or none knows that object any more." if which.value == "id" else ".")
-            )  # fmt: skip
-            with answers:
-                for answer in found:
-                    _show(answer)
-
         chosen.on("input-value", typing, throttle=0.5)
         chosen.on_value_change(lambda e: typed.set_value(e.value or ""))
-        button.on_click(explain)
         ui.timer(0.1, offer, once=True)
 
 
+class ExplainForm:
+    """Fields for an object, and the explanation for the subscription that `wanted` names."""
+
+    def __init__(self, console: Console, wanted: Callable[[], str], object_id: str = "") -> None:
+        self._console, self._wanted = console, wanted
+        with ui.element("div").classes("jbi-form"):
+            self._which = ui.radio(
+                {"metadata": "a document", "id": "an object that was published"},
+                value="id" if object_id else "metadata",
+            )
+            self._which.props('inline aria-label="What object"')
+        self._by_id = ui.input("Object id (known for some seconds after it was published)", value=object_id)
+        self._by_id.props("maxlength=200").bind_visibility_from(self._which, "value", value="id")
+        with ui.element("div").classes("jbi-pair").bind_visibility_from(self._which, "value", value="metadata"):
+            self._metadata, self._payload = (
+                ui.textarea(label).props("outlined autogrow maxlength=1000000").classes("jbi-code")
+                for label in ("Metadata (XML)", "Payload (may be empty)")
+            )
+        self._button = action("Explain", on_click=self._explain)
+        self._status = words("p", "", "jbi-problem").props("role=status")
+        self._answers = ui.element("div")
+
+    async def _explain(self) -> None:
+        wanted, is_by_id = self._wanted(), self._which.value == "id"
+        self._status.text = "" if wanted else "No subscription is chosen."
+        self._answers.clear()
+        if not wanted:
+            return
+        object_id = (self._by_id.value or "").strip()
+        documents = (self._metadata.value or "").encode(), (self._payload.value or "").encode()
+
+        def ask(proxy: SubscriptionsProxy) -> dict[str, Any]:
+            return proxy.explain_object(wanted, object_id) if is_by_id else proxy.explain(wanted, *documents)
+
+        self._button.disable()
+        try:
+            found, errors = await self._console.call(_asked, self._console, ask)
+        finally:
+            self._button.enable()
+        unknown = (
+            ""
+            if found
+            else f"No delegate or peer publisher knows subscription {wanted}"
+            + (", or none knows that object any more." if is_by_id else ".")
+        )
+        self._status.text = "; ".join(errors) or unknown
+        with self._answers:
+            for answer in found:
+                _show(answer)
+
+
+def readable(entry: str) -> str:
+    """An entry of a template, as a server tells it, in words: type mil.Report 1.0; publisher = 418th."""
+    name, bracket, rest = entry.partition("(")
+    fields = rest.removesuffix(")").split(", ") if bracket else []
+    if name.endswith("InformationType"):
+        return "type " + " ".join(field.partition("=")[2] for field in fields)
+    return " and ".join(field.replace("=", " = ", 1) for field in fields if field) or f"any {name.rpartition('#')[2]}"
+
+
 def _called(row: ListedSubscription) -> str:
-    template = "; ".join(row.template) or "every type"
+    template = "; ".join(map(readable, row.template)) or "every type"
     return f"{row.name or 'e-mail'}: {row.uid.rpartition('-')[2][:12]}, {template}"[:120]
 
 
@@ -152,11 +168,12 @@ def _show(answer: ServerExplanation) -> None:
             (("level", "Level"), ("holds", "Holds"), ("why", "Because")),
             empty="Nobody publishes here now",
             whole=("level",),
+            searched=False,
         )
         show_rows(levels, answer.levels)
         if answer.conditions:
             words("h3", "The predicate")
-            told = table((("holds", "Holds"), ("text", "Condition"), ("found", "Found")), empty="")
+            told = table((("holds", "Holds"), ("text", "Condition"), ("found", "Found")), empty="", searched=False)
             show_rows(told, answer.conditions)
 
 

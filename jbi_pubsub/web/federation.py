@@ -261,11 +261,19 @@ class Observer:
         return watched.ref
 
     def subscriptions(
-        self, servers: Sequence[str], *, search: str = "", order: str = "number", start: int = 0, count: int = 50
+        self,
+        servers: Sequence[str],
+        *,
+        search: str = "",
+        order: str = "number",
+        start: int = 0,
+        count: int = 50,
+        characters: int = TEXT_MOST,
     ) -> tuple[int, list[tuple[str, ListedSubscription]], list[str]]:
         """Number of subscriptions of these servers (by id) in which `search` occurs, and `count` of them from
         number `start` on, each with the id of its server. The servers follow each other; `order` (see
-        pad/delegate/overview.py) holds within each. Those that do not answer are named last.
+        pad/delegate/overview.py) holds within each. Those that do not answer are named last. A text has at most so
+        many `characters`.
 
         Blocks for as long as the servers take to answer, ANSWER_SECONDS each at most: not for an event loop.
         """
@@ -277,7 +285,7 @@ class Observer:
                 said = fetch_page(
                     self.ref(server), self._security, search, order, first, wanted, timeout=ANSWER_SECONDS
                 )
-                page = converted(harmless(said), PageStatus)
+                page = converted(harmless(said, characters), PageStatus)
             except (JbiError, msgspec.ValidationError) as exc:
                 log.info("no subscriptions of %s: %s", server, exc)
                 silent.append(server)
@@ -452,6 +460,11 @@ class Observer:
         return Snapshot(self._last.number + 1, now, tuple(servers), tuple(edges), unseen, problem, tuple(bridges))
 
 
+def disseminators(shot: Snapshot) -> list[tuple[Server, DelegateOverview]]:
+    """Delegates and peer publishers that have answered, with their last answers."""
+    return [(s, s.delegate) for s in shot.servers if s.delegate is not None]
+
+
 def count_of(facts: DelegateOverview | LookupStatus, name: str) -> int:
     """One of COUNTED or MEASURED."""
     if name == "mail_waiting":
@@ -487,23 +500,24 @@ def checked(told: Mapping[str, Any], ref: ServiceRef) -> DelegateOverview | Look
         raise ProtocolError(f"{at} says of itself what no server of ours says: {str(exc)[:200]}") from exc
 
 
-def harmless(value: Any) -> Any:
-    """Value told by a peer, bounded, and without what a terminal would obey: control characters become spaces, numbers
-    that are none too. (A browser is shown texts as texts.)"""
-    return _harmless(value, DEPTH_MOST, iter(range(VALUES_MOST)))
+def harmless(value: Any, characters: int = TEXT_MOST) -> Any:
+    """Value told by a peer, bounded (each text to so many characters), and without what a terminal would obey: control
+    characters become spaces, numbers that are none too. (A browser is shown texts as texts.)"""
+    return _harmless(value, DEPTH_MOST, iter(range(VALUES_MOST)), characters)
 
 
-def _harmless(value: Any, depth: int, left: Iterator[int]) -> Any:
+def _harmless(value: Any, depth: int, left: Iterator[int], characters: int) -> Any:
     """`left`: so many values may still come."""
     if next(left, None) is None:
         return "..."
     if isinstance(value, str):
-        return "".join(c if c.isprintable() else " " for c in value[:TEXT_MOST])
+        cut = value if len(value) <= characters else f"{value[: characters - 1]}…"
+        return "".join(c if c.isprintable() else " " for c in cut)
     if isinstance(value, Mapping) and depth:
         some = islice(value.items(), ROWS_MOST)
-        return {_harmless(str(k), 0, left): _harmless(v, depth - 1, left) for k, v in some}
+        return {_harmless(str(k), 0, left, characters): _harmless(v, depth - 1, left, characters) for k, v in some}
     if isinstance(value, Sequence) and not isinstance(value, bytes) and depth:
-        return [_harmless(each, depth - 1, left) for each in value[:ROWS_MOST]]
+        return [_harmless(each, depth - 1, left, characters) for each in value[:ROWS_MOST]]
     if isinstance(value, float) and not math.isfinite(value):
         return " "
     return value if value is None or isinstance(value, bool | int | float) else "..."

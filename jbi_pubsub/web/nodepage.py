@@ -16,6 +16,7 @@ import msgspec
 from nicegui import ui
 from nicegui.events import GenericEventArguments
 
+from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ConfigurationError, JbiError, ProtocolError, UnknownUidError
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
 from jbi_pubsub.core.wire import ServiceRef
@@ -39,6 +40,8 @@ TEXT_MOST: Final = 200
 STORED: Final = 20
 """Objects of an archive that are shown."""
 QUERY_SECONDS: Final = 10.0
+NO_NODE: Final = "No node runs in this federation. The command jbi node start starts one."
+NO_USERS: Final = "No password file: [policy] users of this console's configuration names it"
 SETTINGS: Final = (
     "log.level", "log.syslog", "log.journald", "log.file_bytes", "node.statistics_seconds",
 )  # fmt: skip
@@ -81,6 +84,18 @@ class _Page:
         with ui.element("div").classes("jbi-form"):
             self.which = ui.select({}, label="Node").classes("jbi-grow")
         self.problem = words("p", "", "jbi-problem").props("role=status")
+        self.parts = ui.element("div")
+        with self.parts:
+            self._build_parts()
+            self.doing = ConfirmedActions(console)
+        self.sequences.on("look", self._look_on)
+        self.which.on_value_change(self._chosen)
+        ui.context.client.on_delete(self._leave)
+        ui.timer(0.1, self._look, once=True)
+        ui.timer(LOOK_SECONDS, self._look)
+
+    def _build_parts(self) -> None:
+        """All that a node has."""
         with region("Facts and statistics"):
             self.facts = words("pre", "", "jbi-code").props('tabindex=0 aria-label="Facts"')
         with region("Connections"):
@@ -102,12 +117,6 @@ class _Page:
             )  # fmt: skip
         self._build_kept()
         self._build_settings()
-        self.doing = ConfirmedActions(console)
-        self.sequences.on("look", self._look_on)
-        self.which.on_value_change(self._chosen)
-        ui.context.client.on_delete(self._leave)
-        ui.timer(0.1, self._look, once=True)
-        ui.timer(LOOK_SECONDS, self._look)
 
     def _build_kept(self) -> None:
         """Types, stored objects, users."""
@@ -117,8 +126,8 @@ class _Page:
                 empty="The node has no types of its own", rows=ROWS,
             )  # fmt: skip
             _button(self.types, "remove", "remove", "Remove")
-            self.schema = ui.textarea("Schema (XSD) of a new type").props("maxlength=1000000").classes("jbi-code")
-            action("Add it", on_click=self._add_type)
+            schema = ui.textarea("Schema (XSD) of a new type").props("maxlength=1000000").classes("jbi-code")
+            action("Add it", on_click=lambda: self._add_type(schema.value or ""))
         with region("Stored objects"):
             with ui.element("div").classes("jbi-form"):
                 self.stored_type = ui.input("Type (none: all)").props("maxlength=200").classes("jbi-grow")
@@ -130,7 +139,7 @@ class _Page:
             )  # fmt: skip
             _button(self.stored, "delete", "delete", "Delete")
         with region("Users"):
-            self.users = table((("name", "User"), ("drop", "Remove")), empty=self._no_users(), rows=ROWS)
+            self.users = table((("name", "User"), ("drop", "Remove")), empty=NO_USERS, rows=ROWS)
             _button(self.users, "drop", "drop", "Remove")
             with ui.element("div").classes("jbi-form"):
                 self.user = ui.input("Name").props("maxlength=100 autocomplete=off")
@@ -155,15 +164,17 @@ class _Page:
     # -- looking ------------------------------------------------------------------------------------------------
 
     async def _look(self) -> None:
-        servers = {s.id: s for s in self.console.observer.snapshot().servers if s.kind == "delegate"}
+        servers = {s.id: s for s in self.console.observer.snapshot().servers if s.delegate and s.delegate.node}
         titles = {key: server.title for key, server in servers.items()}
         if self.which.options != titles:
             value = self.which.value if self.which.value in titles else next(iter(titles), None)
             self.which.set_options(titles, value=value)
         chosen = servers.get(self.which.value)
         self._ref, self._title = (chosen.ref, chosen.title) if chosen is not None else (None, "")
+        for part in (self.which, self.parts):
+            part.set_visibility(chosen is not None)
         if chosen is None or self._ref is None:
-            self.problem.text = "No node has been found yet"
+            self.problem.text = NO_NODE
             return
         try:
             told = await self.console.call(self._asked, self._ref)
@@ -187,7 +198,7 @@ class _Page:
             types = [(str(d.type), str(d.state), d.by) for d in self._of_types(ref, lambda t: t.all("type"))]
         except ConfigurationError:  # it has no type repository
             types = []
-        return NodeAnswer(details, clients, found, {}, lines, types, self._accounts())
+        return NodeAnswer(details, clients, found, {}, lines, types, _accounts(self.console.config))
 
     def _show(self, told: NodeAnswer) -> None:
         facts = {**told.details, **told.rates, **told.sequences.get("counts", {})}
@@ -226,8 +237,8 @@ class _Page:
 
         await self._do(f"Remove type {name} {version}?", f"Type {name} {version} {{}}.", remove)
 
-    async def _add_type(self) -> None:
-        data = (self.schema.value or "").encode()
+    async def _add_type(self, schema: str) -> None:
+        data = schema.encode()
         bundle = SchemaBundle("schema.xsd", (("schema.xsd", data),))
         added = "Type {} is there."
         await self._do(
@@ -285,9 +296,9 @@ class _Page:
         def changed(ref: ServiceRef) -> None:
             with self._calls(ref) as calls:
                 calls.clients()  # who may not administer keeps no users either
-            path = self._password_file()
+            path = _password_file(self.console.config)
             if path is None:
-                raise ConfigurationError(self._no_users())
+                raise ConfigurationError(NO_USERS)
             accounts = read_accounts(path) if path.exists() else {}
             change(accounts)
             write_accounts(path, accounts)
@@ -359,19 +370,18 @@ class _Page:
         finally:
             proxy.close()
 
-    def _password_file(self) -> Path | None:
-        place = self.console.config.policy.users
-        return Path(place) if place and "://" not in place else None
 
-    def _no_users(self) -> str:
-        return "No password file: [policy] users of this console's configuration names it"
+def _password_file(config: Config) -> Path | None:
+    place = config.policy.users
+    return Path(place) if place and "://" not in place else None
 
-    def _accounts(self) -> list[str]:
-        path = self._password_file()
-        try:
-            return sorted(read_accounts(path)) if path is not None and path.exists() else []
-        except JbiError as exc:
-            return [exc.message]
+
+def _accounts(config: Config) -> list[str]:
+    path = _password_file(config)
+    try:
+        return sorted(read_accounts(path)) if path is not None and path.exists() else []
+    except JbiError as exc:
+        return [exc.message]
 
 
 class NodeAnswer(msgspec.Struct, frozen=True):

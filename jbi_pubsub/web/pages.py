@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any, Final
 
+import msgspec
 from nicegui import ui
 from nicegui.events import GenericEventArguments
 
@@ -12,9 +14,10 @@ from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import JbiError
 from jbi_pubsub.core.info_object import Cause
 from jbi_pubsub.lookup.status import LookupStatus
-from jbi_pubsub.protocol.status.delegate import DelegateOverview, ListedSubscription
+from jbi_pubsub.protocol.status.delegate import DelegateOverview, PublishersStatus, SubscribersStatus
 
-from . import administration, clientpage, domainpage, explain, networkpage, nodepage
+from . import administration, clientpage, domainpage, explain, networkpage, nodepage, subscriptionpage
+from .alarms import Alarm, alarms, full_queues
 from .console import (
     LOOK_SECONDS,
     Canvas,
@@ -29,20 +32,22 @@ from .console import (
     table,
     words,
 )
-from .federation import Observer, Server, Snapshot
+from .federation import Observer, Server, Snapshot, disseminators
 from .map import chart
 from .picture import per_second, picture, state_of
 from .plots import SeriesPlot
 from .server import WebServer
 
 ROWS: Final = 25
-"""Rows of a page of the table of subscriptions."""
+"""Rows of a page of a table."""
 PAGE_SECONDS: Final = 5.0
-"""Between two looks at it: each asks the servers anew."""
-ORDERS: Final = {
-    "number": "as they came", "waiting": "most waiting", "lost": "most lost", "delivered": "most delivered",
-    "matched": "most matched",
+"""Between two looks for full queues: each asks servers again."""
+LEGENDS: Final = {
+    "queued": "in queues", "in_flight": "sent, not acknowledged", "mail_waiting": "mails", "delay_ms": "delay",
 }  # fmt: skip
+"""Names of series that are not those of their counters."""
+ALARMS_MOST: Final = 50
+"""Alarms that are shown."""
 
 
 def open_console(config: Config, observer: Observer, server: WebServer, nodes: Connect | None = None) -> Console:
@@ -53,11 +58,10 @@ def open_console(config: Config, observer: Observer, server: WebServer, nodes: C
     explain.build(console)
     networkpage.build(console)
     domainpage.build(console)
-    if console.admin:
-        administration.build(console)
-        clientpage.build(console)
-    if console.nodes is not None:
-        nodepage.build(console)
+    subscriptionpage.build(console)
+    administration.build(console)
+    clientpage.build(console)
+    nodepage.build(console)
     mount(server.app)
     return console
 
@@ -66,10 +70,6 @@ def _build(console: Console) -> None:
     console.page("/")(lambda: _overview(console))
     console.page("/servers")(lambda: _servers(console))
     console.page("/plots")(lambda: _plots(console))
-
-    @console.page("/subscriptions")
-    def _(server: str = "") -> None:
-        _subscriptions(console, server)
 
     @console.page("/objects")
     def _(type: str = "") -> None:  # noqa: A002  # the query's word
@@ -88,6 +88,13 @@ def _overview(console: Console) -> None:
                 with ui.element("div"):
                     words("dt", label)
                     values[name] = words("dd", "-")
+        full: list[Any] = []
+        with region("What is wrong", "jbi-alarms"):
+            wrong = table(
+                (("what", "What"), ("where", "Where"), ("do", "What to do"), ("go", "Go to")),
+                empty="Nothing is wrong", searched=False,
+            )  # fmt: skip
+            add_action(wrong, "go", '<a class="jbi-link" :href="props.row.href" :aria-label="props.row.key">More</a>')
         with ui.element("div").classes("jbi-wide"):
             wide = Canvas()
         with ui.element("div").classes("jbi-narrow"):
@@ -101,16 +108,30 @@ def _overview(console: Console) -> None:
             problem.set_visibility(bool(shot.problem))
             for name, text in totals(shot).items():
                 values[name].text = text
+            show_rows(wrong, alarm_rows(alarms(shot, full)))
             wide.show(picture(shot))
             narrow.show(picture(shot, narrow=True))
 
+        async def fill() -> None:
+            full[:] = await console.call(full_queues, console.observer)
+
         look()
         ui.timer(LOOK_SECONDS, look)
+        ui.timer(PAGE_SECONDS, fill)
+
+
+def alarm_rows(found: Sequence[Alarm]) -> list[dict[str, Any]]:
+    """The first alarms, as the table has them."""
+    return [
+        {"key": f"{a.where}: {a.what}", "what": a.what if a.is_now else f"Earlier: {a.what}", "where": a.where,
+         "do": a.do, "href": a.href}
+        for a in found[:ALARMS_MOST]
+    ]  # fmt: skip
 
 
 def totals(shot: Snapshot) -> dict[str, str]:
     """Totals of all servers, in words."""
-    known = _disseminators(shot)
+    known = disseminators(shot)
     facts = [each for _, each in known]
     rates = {
         name: sum(s.rates.get(name, 0.0) for s, _ in known if not s.error)
@@ -139,6 +160,7 @@ def _servers(console: Console) -> None:
                  ("published", "#Published"), ("unmatched", "#Unmatched"), ("subscriptions", "#Subscriptions")),
                 empty="Nothing is published", rows=ROWS,
             )  # fmt: skip
+        publishers, subscribers = _party_tables()
         with region("Leases that end next"):
             leases = table(
                 (("left", "#Seconds left"), ("kind", "Holder"), ("name", "Name"), ("server", "At")),
@@ -161,8 +183,10 @@ def _servers(console: Console) -> None:
         def look() -> None:
             shot = console.observer.snapshot()
             show_rows(servers, [_server_row(s) for s in shot.servers])
-            known = _disseminators(shot)
+            known = disseminators(shot)
             show_rows(types, [row for s, facts in known for row in _type_rows(s, facts)])
+            show_rows(publishers, [row for s, facts in known for row in _party_rows(s, facts.publishers)])
+            show_rows(subscribers, [row for s, facts in known for row in _party_rows(s, facts.sessions)])
             ending = [row for s, facts in known for row in _lease_rows(s, facts)]
             show_rows(leases, sorted(ending, key=lambda row: float(row["left"])))
             show_rows(mail, [_mail_row(s, facts) for s, facts in known if facts.mailing or facts.mail.queued])
@@ -170,6 +194,23 @@ def _servers(console: Console) -> None:
 
         look()
         ui.timer(LOOK_SECONDS, look)
+
+
+def _party_tables() -> tuple[ui.table, ui.table]:
+    """Tables of publishers and of subscribers."""
+    with region("Publishers"):
+        publishers = table(
+            (("name", "Publisher"), ("server", "At"), ("connections", "#Connections"),
+             ("registrations", "#Registrations"), ("published", "#Published")),
+            empty="No publisher is connected", rows=ROWS,
+        )  # fmt: skip
+    with region("Subscribers"):
+        subscribers = table(
+            (("name", "Subscriber"), ("server", "At"), ("sessions", "#Processes"), ("connected", "#Connected"),
+             ("subscriptions", "#Subscriptions"), ("delivered", "#Delivered"), ("waiting", "#Waiting"),
+             ("lost", "#Lost")), empty="No subscriber is connected", rows=ROWS,
+        )  # fmt: skip
+    return publishers, subscribers
 
 
 def _server_row(server: Server) -> dict[str, Any]:
@@ -200,6 +241,18 @@ def _type_rows(server: Server, facts: DelegateOverview) -> list[dict[str, Any]]:
          "published": f"{t.published:,}", "unmatched": f"{t.unmatched:,}", "subscriptions": f"{t.subscriptions:,}"}
         for t in facts.types
     ]  # fmt: skip
+
+
+def _party_rows(server: Server, parties: Sequence[PublishersStatus | SubscribersStatus]) -> list[dict[str, Any]]:
+    """Publishers or subscribers, by name."""
+    rows = []
+    for each in parties:
+        counts = {name: f"{n:,}" for name, n in msgspec.structs.asdict(each).items() if isinstance(n, int)}
+        if isinstance(each, SubscribersStatus):
+            counts["waiting"] = f"{each.queued + each.in_flight:,}"
+        name = (each.name or "(no name)") if each.of == 1 else f"{each.of:,} more"
+        rows.append({**counts, "key": f"{server.id} {name}", "server": server.title, "name": name})
+    return rows
 
 
 def _lease_rows(server: Server, facts: DelegateOverview) -> list[dict[str, Any]]:
@@ -234,89 +287,6 @@ def _loss_rows(server: Server) -> list[dict[str, Any]]:
     ]
 
 
-def _subscriptions(console: Console, server: str) -> None:
-    page = {"page": 1, "rowsPerPage": ROWS, "rowsNumber": 0}
-    busy = {"loading": False}
-    with console.frame("Subscriptions"):
-        known = {s.id: s.title for s, _ in _disseminators(console.observer.snapshot())}
-        with ui.element("div").classes("jbi-form"):
-            search = ui.input("Search", placeholder="id, subscriber, type, predicate, recipient").props(
-                'debounce=300 maxlength=200 clearable type=search aria-label="Search subscriptions"'
-            )
-            at = ui.select({"": "all servers", **known}, value=server if server in known else "", label="Server")
-            order = ui.select(ORDERS, value="number", label="Order")
-        found = words("p", "", "jbi-note").props("role=status")
-        rows = table(
-            (("name", "Subscriber"), ("id", "Id"), ("server", "At"), ("wanted", "Wants"), ("matched", "#Matched"),
-             ("delivered", "#Delivered"), ("waiting", "#Waiting"), ("lost", "#Lost"), ("explain", "Go to")),
-            empty="No subscription", whole=("id", "server"), lines=("wanted",), rows=ROWS,
-        )  # fmt: skip
-        rows.props(':rows-per-page-options="[25]"')
-        to = "'/explain?subscription=' + encodeURIComponent(props.row.uid)"
-        links = f'<a class="jbi-link" :href="{to}">Explain</a>'
-        if console.admin:
-            cancel = "'/administration?cancel=' + encodeURIComponent(props.row.uid)"
-            links += f' <a class="jbi-link" :href="{cancel}">Cancel</a>'
-        add_action(rows, "explain", links)
-
-        async def load() -> None:
-            if busy["loading"]:
-                return
-            busy["loading"] = True
-            try:
-                titles = {s.id: s.title for s, _ in _disseminators(console.observer.snapshot())}
-                at.set_options({"": "all servers", **titles}, value=at.value if at.value in titles else "")
-                start = (page["page"] - 1) * ROWS
-                asked = [at.value] if at.value else list(titles)
-                total, shown, silent = await console.call(
-                    lambda: console.observer.subscriptions(
-                        asked, search=search.value or "", order=order.value, start=start, count=ROWS
-                    )
-                )
-                page["rowsNumber"] = total
-                show_rows(rows, [subscription_row(*each, titles) for each in shown])
-                rows.pagination = dict(page)
-                missing = f"; {len(silent)} servers do not answer" if silent else ""
-                found.text = f"{total:,} subscriptions{missing}"
-            finally:
-                busy["loading"] = False
-
-        async def turn(event: GenericEventArguments) -> None:
-            page["page"] = max(1, int(event.args["pagination"]["page"]))
-            await load()
-
-        async def anew() -> None:
-            page["page"] = 1
-            await load()
-
-        rows.on("request", turn, args=["pagination"])
-        for field in (search, at, order):
-            field.on_value_change(anew)
-        ui.timer(0.1, load, once=True)
-        ui.timer(PAGE_SECONDS, load)
-
-
-def subscription_row(server: str, row: ListedSubscription, titles: dict[str, str]) -> dict[str, Any]:
-    """A subscription of a server as the table shows it; what that has left out is empty."""
-    wanted = (
-        ("; ".join(row.template) or "every type").replace("jbi.InformationType", "type"),
-        f"predicate {row.predicate}" if row.predicate else "",
-        f"filter {row.filter}" if row.filter else "",
-    )
-    return {
-        "key": f"{server} {row.uid} {row.owner}",
-        "uid": row.uid,
-        "name": row.name + (f" e-mail to {', '.join(row.recipients)}" if row.recipients else ""),
-        "id": row.uid.rpartition("-")[2][:12],
-        "server": titles.get(server, ""),
-        "wanted": "\n".join(filter(None, wanted)),
-        "matched": f"{row.matched:,}",
-        "waiting": f"{row.waiting:,}",
-        "delivered": f"{row.delivered:,}{f' + {row.mailed:,} mailed' if row.recipients else ''}",
-        "lost": ", ".join(f"{cause} {count}" for cause, count in row.lost.items() if count) or "0",
-    }
-
-
 def _plots(console: Console) -> None:
     plots = (
         ("Objects per second", ("published", "delivered", "matched", "mailed")),
@@ -341,7 +311,10 @@ def _plots(console: Console) -> None:
             if at.options != {"": "all servers", **titles}:
                 at.set_options({"": "all servers", **titles}, value=at.value if at.value in titles else "")
             for made, names in charts:
-                lines = [(n.removeprefix("lost."), console.observer.history(n, at.value or "")) for n in names]
+                lines = [
+                    (LEGENDS.get(n, n.removeprefix("lost.")), console.observer.history(n, at.value or ""))
+                    for n in names
+                ]
                 moving = [(n, points) for n, points in lines if len(names) < 5 or any(p.value for p in points)]
                 made.show(moving, shot.at)
 
@@ -358,7 +331,7 @@ def _objects(console: Console, wanted: str) -> None:
         status = words("p", "Choose a type: a subscription is made for as long as this page is open.", "jbi-note")
         status.props("role=status")
         with ui.element("div").classes("jbi-pair"):
-            with region("Map"):
+            with region("Map") as map_:
                 where = Canvas()
             with region("Object"):
                 about = words("p", "", "jbi-note")
@@ -375,9 +348,8 @@ def _objects(console: Console, wanted: str) -> None:
         )  # fmt: skip
 
         def look() -> None:
-            names = sorted(
-                {t.name for _, known in _disseminators(console.observer.snapshot()) for t in known.types if t.of == 1}
-            )
+            known = disseminators(console.observer.snapshot())
+            names = sorted({t.name for _, facts in known for t in facts.types if t.of == 1})
             if kinds.options != names:
                 kinds.set_options(
                     names, value=kinds.value if kinds.value in names else (wanted if wanted in names else None)
@@ -395,6 +367,7 @@ def _objects(console: Console, wanted: str) -> None:
                  "where": "; ".join(f"{p.north:g}, {p.east:g}" for p in o.places[:3]), "id": o.object_id[-24:]}
                 for o in seen
             ])  # fmt: skip
+            map_.set_visibility(any(o.places for o in seen))
             where.show(chart([(f"#{o.sequence}", p) for o in seen for p in o.places]))
             chosen = next((o for o in seen if o.object_id == state["selected"]), seen[0] if seen else None)
             if chosen is not None:
@@ -431,13 +404,9 @@ def _objects(console: Console, wanted: str) -> None:
         rows.on("look", choose)
         button.on_click(watch)
         ui.context.client.on_delete(leave)
-        where.show(chart([]))
+        map_.set_visibility(False)
         look()
         ui.timer(LOOK_SECONDS, look)
-
-
-def _disseminators(shot: Snapshot) -> list[tuple[Server, DelegateOverview]]:
-    return [(s, s.delegate) for s in shot.servers if s.delegate is not None]
 
 
 def lasted(seconds: float) -> str:

@@ -47,7 +47,8 @@ def plot_options(lines: list[tuple[str, list[tuple[float, float]]]]) -> dict[str
         "tooltip": {"trigger": "axis", "renderMode": "richText"},
         "xAxis": {"type": "value", "min": -HISTORY_SECONDS, "max": 0, "axisLabel": {**text, "formatter": "{value} s"},
                   "splitLine": {"show": False}},
-        "yAxis": {"type": "value", "min": 0, "axisLabel": text, "splitLine": {"lineStyle": {"color": f"{INK}44"}}},
+        "yAxis": {"type": "value", "min": 0, **({} if lines else {"max": 1}), "axisLabel": text,
+                  "splitLine": {"lineStyle": {"color": f"{INK}44"}}},
         "series": [
             {"type": "line", "name": name, "showSymbol": False, "lineStyle": {"width": 2},
              "data": [[round(x, 1), round(y, 2)] for x, y in points]}

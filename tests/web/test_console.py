@@ -189,7 +189,7 @@ def test_colours_are_those_of_the_system_until_chosen(console: Watched) -> None:
     page = console.open(scheme="dark")
     button = page.get_by_role("button", name="Colours")
     button.click()
-    page.wait_for_function("document.querySelector('.jbi-header button').textContent.includes('dark')")
+    page.wait_for_function("document.querySelector('[aria-label=Colours]').textContent.includes('dark')")
     button.click()
     page.wait_for_function("!document.body.classList.contains('body--dark')")
     # Expect the next page to remember, and a third click to give it back to the system
@@ -211,7 +211,7 @@ def test_subscriptions_are_searched_and_come_page_by_page(console: Watched) -> N
     page.get_by_text("26-50 of").wait_for()
     page.wait_for_function("first => document.querySelector('tbody tr:has(td a)').innerText != first", arg=first)
     assert rows.count() == 25
-    page.get_by_label("Search subscriptions").fill(f"{HOSTILE.upper()}7'")
+    page.get_by_label("Search").fill(f"{HOSTILE.upper()}7'")
     page.get_by_text("4 subscriptions", exact=True).wait_for()
     page.wait_for_function("document.querySelectorAll('tbody tr:has(td a)').length == 4")
     assert f"predicate //Area='{HOSTILE}7'" in rows.first.inner_text()
@@ -335,13 +335,57 @@ def test_the_test_client_publishes_subscribes_and_counts(console: Watched) -> No
     page.get_by_text("Not connected.").wait_for()
 
 
-def test_a_delegate_that_is_no_node_is_said_to_be_none(console: Watched) -> None:
+def test_without_a_node_its_page_is_one_sentence(console: Watched) -> None:
     page = console.open("node")
-    page.get_by_role("status").get_by_text("is no node of this version").wait_for()
-    page.get_by_text("No password file: [policy] users of this console's configuration names it").wait_for()
+    page.get_by_role("status").get_by_text("No node runs in this federation").wait_for()
+    assert page.get_by_role("button", name="Shut the node down").count() == 0
+    assert page.locator("main section:visible").count() == 0
 
 
-def test_without_admin_there_is_no_such_page_and_ctrl_c_ends_it(watched: Watched, world: str) -> None:
+def test_lists_are_searched_and_sorted_by_keyboard(console: Watched) -> None:
+    page = console.open("servers")
+    servers = page.get_by_role("region", name="Servers").locator("tbody tr")
+    page.wait_for_function("document.querySelectorAll('[aria-label=Servers] tbody tr').length >= 5")
+    # Expect a head to sort by its figures, as figures: the delegates' subscriptions, and the peer's last
+    head = page.get_by_role("region", name="Subscribers").locator("th", has_text="Delivered")
+    head.focus()
+    head.press("Enter")
+    page.locator("th[aria-sort=ascending]").wait_for()
+    # Expect the search of the page to leave out rows of all lists
+    page.get_by_label("Search").fill("alpha2")
+    page.wait_for_function("document.querySelectorAll('[aria-label=Servers] tbody tr').length == 1")
+    assert "alpha2, rome" in servers.first.inner_text()
+    page.get_by_label("Search").fill("nowhere")
+    page.get_by_text("No match").first.wait_for()
+
+
+def test_a_subscription_has_a_page(console: Watched) -> None:
+    page = console.open(f"subscription?uid={console.uid}")
+    # Expect what it wants in words and whole, its queues, and no loss
+    page.get_by_text(f"type {TYPE} 1.0", exact=True).wait_for()
+    assert page.get_by_label("Predicate").inner_text() == "//lat > 33"
+    page.get_by_role("region", name="At each server").get_by_text("alpha0, rome").wait_for()
+    page.get_by_text("Nothing was lost").wait_for()
+    assert page.locator("canvas").count() == 2
+    # Expect a pasted document to be explained for it
+    page.get_by_label("Metadata (XML)").fill(console.figures.figure_1.decode())
+    page.get_by_role("button", name="Explain").click()
+    page.get_by_role("heading", name="Delivered", level=2).first.wait_for()
+    # Expect an id that nobody has to be told
+    page.goto(f"{console.base}/subscription?uid=nobody")
+    page.get_by_text("No server has this subscription now").wait_for()
+
+
+def test_on_a_phone_the_menu_is_one_row_until_it_is_opened(console: Watched) -> None:
+    page = console.open("servers", width=390)
+    assert page.locator(".jbi-header").bounding_box()["height"] < 60
+    page.get_by_role("button", name="Menu").press("Enter")
+    page.locator(".jbi-menu[aria-expanded=true]").wait_for()
+    page.get_by_role("link", name="Plots").click()
+    page.get_by_role("heading", name="Plots", level=1).wait_for()
+
+
+def test_without_admin_these_pages_say_so_and_ctrl_c_ends_it(watched: Watched, world: str) -> None:
     lookup = watched.federation.lookups[0].address
     command = [sys.executable, "-m", "jbi_pubsub", "--no-multicast", "--group", world, "--locator", lookup]
     with subprocess.Popen(
@@ -356,7 +400,9 @@ def test_without_admin_there_is_no_such_page_and_ctrl_c_ends_it(watched: Watched
         for name in ("Administration", "Node", "Client"):
             assert page.get_by_role("link", name=name, exact=True).count() == 0
         for path in ("administration", "node", "client"):
-            assert page.goto(f"{url.partition('/enter')[0]}/{path}").status == 404
+            page.goto(f"{url.partition('/enter')[0]}/{path}")
+            page.get_by_text("It needs a console that was started by").wait_for()
+            assert page.locator("main button, main input").count() == 0
         page.goto(url.partition("/enter")[0])
         page.get_by_role("heading", level=1).wait_for()
         # When it is interrupted with a page open; Expect it to end in order, soon, without a word
