@@ -112,9 +112,7 @@ class Console:
                     return PlainTextResponse(f"This console has {TABS_MOST} tabs open. Close some.\n", 503)
                 if title in ADMIN_PAGES and not self.admin:
                     with self.frame(title):
-                        words(
-                            "p", "This page changes the federation. Start the console with `jbi web --admin` to use it."
-                        )
+                        words("p", NEEDS_ADMIN)
                 else:
                     make(*arguments, **query)
                 return None
@@ -209,6 +207,11 @@ _SORT: Final = """(a, b) => {
 """Order of figures as the console writes them: 1,234, 12k/s, 1h02m; of several the sum."""
 
 
+_HEAD: Final = """<q-th :props="props" :tabindex="props.col.sortable ? 0 : -1"
+  @keydown.enter="props.sort(props.col)">{{ props.col.label }}</q-th>"""
+"""Head of a column, which the keyboard reaches."""
+
+
 def search_field() -> ui.input:
     """Field that searches all lists of a page, in its head. Each list that searches by itself listens to it."""
     head = _HEADS[ui.context.client]
@@ -244,6 +247,7 @@ def table(
     )  # fmt: skip
     made.props(f':grid="Quasar.Screen.lt.md" flat dense wrap-cells no-data-label="{empty}" no-results-label="No match"')
     if searched:
+        made.add_slot("header-cell", _HEAD)
         search_field().on_value_change(lambda e: made.set_filter(e.value or ""))
     return made.classes("jbi-table")
 

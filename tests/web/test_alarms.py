@@ -17,7 +17,7 @@ from jbi_pubsub.web.subscriptionpage import CUT, brief
 
 
 def _delegate(name: str, error: str = "", rates: dict[str, float] | None = None, **facts: Any) -> Server:
-    told = DelegateOverview(kind="delegate", name=name, location="rome", **facts)
+    told = DelegateOverview(kind="delegate", address="127.0.0.1:1", uptime=1.0, name=name, location="rome", **facts)
     return Server(name, "delegate", ServiceRef("", "status", ("127.0.0.1:1",)), told, {}, error, rates or {}, True)
 
 

@@ -339,7 +339,7 @@ def test_without_a_node_its_page_is_one_sentence(console: Watched) -> None:
     page = console.open("node")
     page.get_by_role("status").get_by_text("No node runs in this federation").wait_for()
     assert page.get_by_role("button", name="Shut the node down").count() == 0
-    assert page.locator("main section:visible").count() == 0
+    assert page.locator(".jbi-main section:visible").count() == 0
 
 
 def test_lists_are_searched_and_sorted_by_keyboard(console: Watched) -> None:
@@ -350,7 +350,7 @@ def test_lists_are_searched_and_sorted_by_keyboard(console: Watched) -> None:
     head = page.get_by_role("region", name="Subscribers").locator("th", has_text="Delivered")
     head.focus()
     head.press("Enter")
-    page.locator("th[aria-sort=ascending]").wait_for()
+    page.locator("th.sorted", has_text="Delivered").wait_for()
     # Expect the search of the page to leave out rows of all lists
     page.get_by_label("Search").fill("alpha2")
     page.wait_for_function("document.querySelectorAll('[aria-label=Servers] tbody tr').length == 1")
@@ -402,7 +402,7 @@ def test_without_admin_these_pages_say_so_and_ctrl_c_ends_it(watched: Watched, w
         for path in ("administration", "node", "client"):
             page.goto(f"{url.partition('/enter')[0]}/{path}")
             page.get_by_text("It needs a console that was started by").wait_for()
-            assert page.locator("main button, main input").count() == 0
+            assert page.locator(".jbi-main button, .jbi-main input").count() == 0
         page.goto(url.partition("/enter")[0])
         page.get_by_role("heading", level=1).wait_for()
         # When it is interrupted with a page open; Expect it to end in order, soon, without a word
