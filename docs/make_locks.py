@@ -12,7 +12,7 @@ from typing import Final
 
 HEAD: Final = """# Locks
 
-Whoever holds one of these locks may take those further down, and none further up. Locks are left out that are short, call
+A thread that holds one of these locks may take those further down, and none further up. Locks are left out that are short, call
 nobody, and take no other lock. Three rules go with the list:
 
 - Decide under the lock, act after it, and look again.

@@ -674,7 +674,7 @@ def test_a_full_disk_is_a_counted_loss_and_no_end(
         here.publish(one, payload=b"x" * (1 << 20))
         here.mail.writer.sync()
     eventually(lambda: here.lost == {Cause.STORAGE: 3})
-    assert len([r for r in caplog.records if "disk does not take it" in r.getMessage()]) == 1
+    assert len([r for r in caplog.records if "disk can't store it" in r.getMessage()]) == 1
     assert "full" in str(here.mail.status()["fault"])
     # When there is a small one; Expect it to go out
     small = here.publish(one)

@@ -471,7 +471,7 @@ def test_deletions_that_a_full_disk_does_not_take_are_bounded_and_told(
     # Expect those that have room to wait, and to be told of the others
     assert keeping.left_out == 10 * (20 - len(keeping._due)) > 0
     assert sum(len("".join(each.ids)) for each in keeping._due if isinstance(each, _Deletion)) <= 8_000
-    assert "10 objects stay that other nodes have deleted" in caplog.text
+    assert "10 objects that other nodes have deleted stay" in caplog.text
 
 
 def test_of_what_waits_for_decisions_the_oldest_give_way(
