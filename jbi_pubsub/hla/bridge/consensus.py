@@ -272,7 +272,9 @@ def registration_failed(turn: Turn, side: int, label: str, reason: str) -> None:
     near, policy = 1 - side, turn.plan.policy
     found = turn.bridge.rounds[key]
     if reason == "BUSY":
-        _busy_with_another(turn, key, side)
+        _wait_or_give_way(turn, key, side, _rivals(turn, side))
+    elif policy.failure == "add" and (same := [rival for rival in _rivals(turn, side) if rival[2] == key[2]]):
+        _wait_or_give_way(turn, key, side, same)
     elif policy.failure == "smart" and reason == "LABEL_NOT_UNIQUE" and label == key[2]:
         renamed = f"{turn.plan.names[near]}:{label}"
         turn.set_part(key, side, label=renamed)
@@ -285,18 +287,23 @@ def registration_failed(turn: Turn, side: int, label: str, reason: str) -> None:
         _refuse(turn, key, near, reason)
 
 
-def _busy_with_another(turn: Turn, key: Key, side: int) -> None:
+def _rivals(turn: Turn, side: int) -> list[Key]:
+    """Points that began on a side, and that the other one does not have, or not yet."""
+    return [
+        key for key, found in turn.bridge.rounds.items()
+        if key[0] == "sync" and key[1] == side and found.parts[side].state in ("announced", "consented")
+        and (found.parts[1 - side].state in ("", "asked", "blocked") or not found.parts[1 - side].ok)
+    ]  # fmt: skip
+
+
+def _wait_or_give_way(turn: Turn, key: Key, side: int, rivals: list[Key]) -> None:
     """A point that began over there waits for its turn there; one that is waited for in the same way on the other side
     gives way if it is the greater one."""
-    rivals = [
-        other for other, found in turn.bridge.rounds.items()
-        if other[0] == "sync" and other[1] == side and found.parts[side].state in ("announced", "consented")
-        and found.parts[1 - side].state in ("", "asked", "blocked")
-    ]  # fmt: skip
     names = turn.plan.names
-    if any((rival[2], names[rival[1]]) < (key[2], names[key[1]]) for rival in rivals):
+    waiting = [each for each in rivals if turn.part(each, 1 - side).ok]
+    if any((rival[2], names[rival[1]]) < (key[2], names[key[1]]) for rival in waiting):
         turn.count("gave_way")
-        _refuse(turn, key, 1 - side, "BUSY")
+        _refuse(turn, key, 1 - side, "BUSY" if key[2] not in {rival[2] for rival in waiting} else "LABEL_NOT_UNIQUE")
     else:
         turn.set_part(key, side, state="blocked")
         turn.count("buffered")

@@ -161,7 +161,7 @@ def registered(turn: Turn, side: int, entry: Entry, handle: int) -> None:
     mine = turn.twin(side, instance)
     if unowned := turn.bridge.unowned.get((side, instance)):
         _tell_unowned(turn, side, instance, unowned, is_unowned=True)
-    if mine.was_there and turn.plan.policy.info in ("smart", "add"):
+    if mine.was_there and turn.plan.policy.info == "smart":
         wanted = turn.plan.translation.attributes_back(side, mine.cls, published)
         if wanted:
             turn.call(side, "request_attribute_value_update", instance, wanted, b"")

@@ -23,7 +23,7 @@ class Solutions(NamedTuple):
     consensus: str = "smart"
     barrier: str = "smart"
     failure: str = "smart"
-    addressing: str = "restrict"
+    addressing: str = "none"
     ownership: str = "allow-smart"
     unowned: str = "smart"
     info: str = "smart"
@@ -39,19 +39,17 @@ CELLS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "barrier": {
         "smart": "what may not happen yet on the other side waits in the bridge until it may",
-        "none": "what comes goes at once; links that keep the order have no such race",
-        "ignore": "what comes goes at once; what is refused for it is counted",
+        "ignore": "what comes goes at once; what comes too early is counted",
     },
     "failure": {
         "smart": "what is called the same on both sides is renamed on the far one: FEDERATION:NAME",
-        "add": "a refusal on the far side is told to whoever asked on the near one",
+        "add": "a refusal on the far side is told to the federate that asked; of two points of one label one wins",
         "naive": "a refusal on the far side is known to the bridge alone",
         "restrict": "labels and object names begin with FEDERATION:, others are refused",
         "ignore": "after a refusal the surrogate consents for the far side",
     },
     "addressing": {
-        "restrict": "a point for some federates stays in their federation",
-        "none": "a point for some federates is one for all of the other side",
+        "none": "a point for some federates is one for all of the other side if the surrogate is one of them, else it stays",
         "add": "sets have names, and members in each federation",
     },
     "ownership": {
@@ -63,16 +61,12 @@ CELLS: Final[Mapping[str, Mapping[str, str]]] = {
     "unowned": {
         "smart": "of an attribute that nobody owns the bridge has the last value, and gives that",
         "add": "the RTI is told that nobody owns it",
-        "naive": "a surrogate that is asked for a value asks the other side, and may get none",
-        "restrict": "attributes of objects that go are owned always",
-        "ignore": "nobody answers",
+        "ignore": "a value that nobody owns is given by nobody",
     },
     "info": {
-        "smart": "the bridge asks for values and points when it joins, and remembers them",
-        "add": "the bridge asks the RTI for its state when it joins",
-        "naive": "what was before the bridge joined is not known on the other side",
-        "restrict": "the bridge joins before all others",
-        "ignore": "what was before the bridge joined is left at that",
+        "smart": "the bridge asks for the values of what was there when it joined",
+        "restrict": "the bridge joins before all others; instances that were there before are told in the log",
+        "ignore": "values from before the bridge joined are not known on the other side until they change",
     },
 }
 

@@ -174,7 +174,7 @@ def test_what_can_not_be_restored_there_is_restored_nowhere() -> None:
 @pytest.mark.row("H-46", "H-47")
 @pytest.mark.parametrize("consensus", ["add", "smart"])
 def test_links_that_do_not_keep_the_order_need_the_barrier(consensus: str) -> None:
-    ugly = explored("barrier", (2, 2), Solutions(consensus=consensus, barrier="none"), reordered=True)
+    ugly = explored("barrier", (2, 2), Solutions(consensus=consensus, barrier="ignore"), reordered=True)
     assert "DEADLOCK" in ugly.verdict
     good = explored("barrier", (2, 2), Solutions(consensus=consensus), reordered=True)
     assert good.verdict == "ok"
@@ -193,7 +193,8 @@ def test_what_is_called_the_same_on_both_sides_is_renamed_or_told() -> None:
     assert any("F sync G:A: synchronized; G sync A: synchronized; G sync F:A" in each for each in ends(renamed))
     told = explored("failure", (1, 1), Solutions(consensus="add", failure="add"))
     assert told.verdict == "ok"
-    assert "F sync A: withdrawn; G sync A: withdrawn" in ends(told)
+    # of two points of one label that of the first federation wins, as one RTI would have had one win
+    assert ends(told) == {"F sync A: synchronized; G sync A: synchronized"}
     naive = explored("failure", (2, 2), Solutions(failure="naive"))
     assert naive.verdict == "DEADLOCK"
 
@@ -344,7 +345,7 @@ g0 <- reflect_attribute_values()
 
 @pytest.mark.parametrize(
     ("policy", "is_seen"),
-    [(Solutions(), True), (Solutions(consensus="add", info="add"), True), (Solutions(info="ignore"), False)],
+    [(Solutions(), True), (Solutions(consensus="add"), True), (Solutions(info="ignore"), False)],
 )
 def test_values_from_before_the_bridge_are_asked_for(policy: Solutions, is_seen: bool) -> None:
     # Given an instance that is there before the bridge, and whoever owns it gives its values when asked
