@@ -63,8 +63,8 @@ RACES: dict[str, list[str]] = {
     "failure": [
         SCENARIOS["failure"].text,
         _BOTH + 'f0 <- announce_synchronization_point: synchronization_point_achieved("A")\n',
-        '* <- announce_synchronization_point: synchronization_point_achieved($1)\n'
-        'f0: register_federation_synchronization_point("B", b"")\n',
+        ('* <- announce_synchronization_point: synchronization_point_achieved($1)\n'
+        'f0: register_federation_synchronization_point("B", b"")\n'),
     ],
     "addressing": [SCENARIOS["sets"].text],
 }  # fmt: skip
