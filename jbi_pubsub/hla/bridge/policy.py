@@ -49,7 +49,7 @@ CELLS: Final[Mapping[str, Mapping[str, str]]] = {
         "ignore": "after a refusal the surrogate consents for the far side",
     },
     "addressing": {
-        "none": "a point for some federates is one for all of the other side if the surrogate is one of them, else it stays",
+        "none": "a point for some federates is one for all of the other side if the surrogate is one of them",
         "add": "sets have names, and members in each federation",
     },
     "ownership": {

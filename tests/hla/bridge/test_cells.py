@@ -1,5 +1,5 @@
-"""Each cell of the matrix does what its word says: in a story in which it matters federates are told something that they
-are told in no other cell of its problem."""
+"""Each cell of the matrix does what its word says: in a story in which it matters federates are told something that
+they are told in no other cell of its problem."""
 
 from __future__ import annotations
 
