@@ -105,32 +105,42 @@ def test_an_example_keeps_its_promises_in_full(name: str, tmp_path: Path) -> Non
     check(out, err, process.returncode)
 
 
-@pytest.mark.processes
-def test_the_notebook_makes_a_frame_of_what_was_received(tmp_path: Path) -> None:
-    # Given the notebook, as it is in the repository: without outputs
-    pytest.importorskip("pandas", reason="the notebook needs pandas")
-    pytest.importorskip("matplotlib", reason="the notebook needs the extra plot")
+def played(name: str, folder: Path) -> tuple[list[Any], list[str]]:
+    """What a notebook shows when it is run from the top to the end, and what it says; it is in the repository without
+    outputs."""
     import nbformat
     from nbclient import NotebookClient
 
-    notebook = nbformat.read(TOP / "examples" / "received_objects.ipynb", as_version=4)
+    notebook = nbformat.read(TOP / "examples" / name, as_version=4)
     assert all(not cell.get("outputs") and not cell.get("execution_count") for cell in notebook.cells)
-
-    # When it is run from the top to the end
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # jupyter's own, about its transport
-        NotebookClient(
-            notebook, timeout=60, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
-        ).execute()
+        NotebookClient(notebook, timeout=60, kernel_name="python3", resources={"metadata": {"path": folder}}).execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    return [output["data"] for output in outputs if "data" in output], [output.get("text", "") for output in outputs]
+
+
+@pytest.mark.processes
+def test_the_notebook_makes_a_frame_of_what_was_received(tmp_path: Path) -> None:
+    pytest.importorskip("pandas", reason="the notebook needs pandas")
+    pytest.importorskip("matplotlib", reason="the notebook needs the extra plot")
+    shown, told = played("received_objects.ipynb", tmp_path)
 
     # Expect as many objects as places lie there by plain arithmetic, as a table and as a picture
-    shown = [output for cell in notebook.cells for output in cell.get("outputs", ()) if "data" in output]
     places = [imagery.rounded(place) for place in imagery.scattered(400)]
-    assert str(sum(place.latitude > 33 for place in places)) in [output["data"].get("text/plain") for output in shown]
-    assert sum("<table" in output["data"].get("text/html", "") for output in shown) == 2
-    assert sum("image/png" in output["data"] for output in shown) == 1
+    assert str(sum(place.latitude > 33 for place in places)) in [data.get("text/plain") for data in shown]
+    assert sum("<table" in data.get("text/html", "") for data in shown) == 2
+    assert sum("image/png" in data for data in shown) == 1
     # Expect no warning of ours in it
-    told = [output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", ())]
+    assert not [text for text in told if "jbi_pubsub" in text]
+
+
+@pytest.mark.processes
+def test_the_notebook_of_asyncio_awaits_in_its_cells(tmp_path: Path) -> None:
+    shown, told = played("asyncio_readings.ipynb", tmp_path)
+    # Expect the readings above 25 of those from 21 to 30, then those of a publisher in the same cell
+    values = [data["text/plain"] for data in shown if data["text/plain"].startswith("[")]
+    assert values == [str([str(value) for value in range(26, 31)]), "[26, 27, 28]"]
     assert not [text for text in told if "jbi_pubsub" in text]
 
 
