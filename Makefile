@@ -86,12 +86,12 @@ reference: $(VENV)/test.stamp
 	$(BIN)/python docs/make_configuration.py > docs/configuration.new && mv docs/configuration.new docs/configuration.md
 	$(BIN)/python tools/rows.py
 
-# requests that schemathesis makes of the gateway's document; make fuzz FUZZ_SECONDS=600
+# requests that schemathesis makes of the gateway's document; make fuzz FUZZ_SECONDS=600 FUZZ_ARGS="--seed 7"
 FUZZ_SECONDS ?= 20
 fuzz: $(VENV)/test.stamp
 	test -x build/fuzz/bin/schemathesis || $(PYTHON) -m venv build/fuzz
 	build/fuzz/bin/pip install --quiet --disable-pip-version-check 'schemathesis>=4.32,<5'
-	SCHEMATHESIS=build/fuzz/bin/schemathesis FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest -n 0 -m slow tests/web/test_gateway_fuzz.py $(ARGS)
+	SCHEMATHESIS=build/fuzz/bin/schemathesis FUZZ_SECONDS=$(FUZZ_SECONDS) FUZZ_ARGS="$(FUZZ_ARGS)" $(BIN)/python -m pytest -s -n 0 -m slow tests/web/test_gateway_fuzz.py $(ARGS)
 
 # ten minutes of churn over real processes; make soak ARGS="--minutes 3 --seed 7"
 soak: $(VENV)/test.stamp

@@ -24,7 +24,7 @@ from jbi_pubsub.core.errors import ArgumentError, JbiError, MetadataError
 from jbi_pubsub.core.info_object import InfoObject
 from jbi_pubsub.core.xml import parse_metadata
 
-from .operations import CLOUDEVENT
+from .operations import CLOUDEVENT, EVENT_TIME
 from .replies import Reply
 
 ROOT: Final = "cloudevent"
@@ -34,10 +34,7 @@ TEXT_MOST: Final = 8 << 10
 _REQUIRED: Final = ("specversion", "id", "source", "type")
 _NAME: Final = re.compile(r"[a-z][a-z0-9]{0,39}")
 _FORBIDDEN: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
-_TIME: Final = re.compile(
-    r"[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12][0-9]|3[01])[Tt](?:[01][0-9]|2[0-3]):[0-5][0-9]:(?:[0-5][0-9]|60)"
-    r"(?:\.[0-9]{1,9})?(?:[Zz]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
-)
+_TIME: Final = re.compile(EVENT_TIME)
 _JSON: Final = re.compile(r"[^/;]+/(?:[^/;]+\+)?json\s*(?:;.*)?", re.IGNORECASE)
 _QUOTED: Final = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _ESCAPED: Final = re.compile(r"\\(.)")
@@ -64,6 +61,8 @@ def event_in(body: bytes, headers: Mapping[str, str]) -> tuple[str, bytes, bytes
             attributes["datacontenttype"] = headers["content-type"]
         data = body
     _check(attributes)
+    if attributes["type"] == "*":
+        raise _bad("the type is *", "* is any type, where nothing is published")
     root = etree.Element(ROOT)
     for name, text in attributes.items():
         etree.SubElement(root, name).text = text
@@ -131,6 +130,10 @@ def _structured(body: bytes) -> tuple[dict[str, str], bytes]:
     text = values.pop("data", None)
     attributes: dict[str, str] = {}
     for name, value in values.items():
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)  # 1.0 is an integer for JSON Schema
+        if name in _REQUIRED and not isinstance(value, str):
+            raise _bad(f"{name} is no text", f"An event needs {', '.join(_REQUIRED)}")
         if isinstance(value, bool):
             attributes[name] = str(value).lower()
         elif isinstance(value, int) and -(2**31) <= value < 2**31:

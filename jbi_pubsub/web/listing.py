@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
 from jbi_pubsub.capi.connection import MAX_NAME, NodeDetails
 from jbi_pubsub.capi.objects import MAX_TYPE, VERSION
+from jbi_pubsub.core.arguments import LARGEST
 from jbi_pubsub.core.history import MAX_POSITION
 from jbi_pubsub.core.info_object import NAME_LETTER
 
-from .operations import CLOUDEVENT, EVENTS, MULTIPART, Operation, OperationAnswer, OperationParameter, Where
+from .operations import (
+    BASE64,
+    CLOUDEVENT,
+    EVENTS,
+    MULTIPART,
+    NAME,
+    NOT_ANY,
+    Operation,
+    OperationAnswer,
+    OperationParameter,
+    Where,
+)
 
 # -- forms ----------------------------------------------------------------------------------------------------------
 
 
 _SHOWN: Final = f"[^{NAME_LETTER}"
-_INK: Final = f"[^ {NAME_LETTER}"
-_NAME: Final = f"{_INK}(?:{_SHOWN}*{_INK})?$"
-"""The pattern of a name: no space at its ends."""
 _ZEROS: Final = r"(?!0[0-9]+\.[0-9]+$)(?![0-9]+\.0[0-9]+$)"
-_NOT_ANY: Final = r"(?!\*$)"
-_TYPE_FORM: Final = {"pattern": f"^{_NAME}", "maxLength": MAX_TYPE}
+_TYPE_FORM: Final = {"pattern": f"^{NAME}", "maxLength": MAX_TYPE}
 _VERSION_FORM: Final = {"pattern": f"^{VERSION}$"}
-_BASE64: Final = r"^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 _DAY: Final = (
     r"(?:(?:19[7-9][0-9]|[2-4][0-9]{3})-(?:(?:0[1-9]|1[0-2])-(?:0[1-9]|1[0-9]|2[0-8])|(?:0[13-9]|1[0-2])-(?:29|30)"
     r"|(?:0[13578]|1[02])-31)|(?:19(?:[79][26]|8[048])|[2-4][0-9](?:0[48]|[2468][048]|[13579][26]))-02-29)"
@@ -129,7 +137,7 @@ class TypesSaid(msgspec.Struct, frozen=True):
 class ConnectionAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`descriptor` is a connection document; "": any node."""
 
-    name: Annotated[str, msgspec.Meta(extra_json_schema={"pattern": f"^{_NAME}", "maxLength": MAX_NAME})]
+    name: Annotated[str, msgspec.Meta(extra_json_schema={"pattern": f"^{NAME}", "maxLength": MAX_NAME})]
     descriptor: str = ""
 
 
@@ -151,7 +159,7 @@ class QueryAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`distributed`: of all archives, within `timeout` ms; else of the connection's node."""
 
     distributed: bool = False
-    timeout: Annotated[float, msgspec.Meta(gt=0, le=86_400_000)] = 30_000.0
+    timeout: Annotated[float, msgspec.Meta(gt=0, le=LARGEST)] = 30_000.0
 
 
 class Descriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -165,7 +173,7 @@ class Descriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parent_type: str = ""
     parent_version: VersionText = "1.0"
     name: str = ""
-    value_base64: Annotated[str, msgspec.Meta(pattern=_BASE64)] = ""
+    value_base64: Annotated[str, msgspec.Meta(pattern=BASE64)] = ""
 
 
 # -- answers of the Common API --------------------------------------------------------------------------------------
@@ -256,7 +264,7 @@ _TYPE: Final = _in(
     "type",
     "Name of the type, percent-encoded; * for any where nothing is published",
     required=True,
-    pattern=f"^{_NAME}",
+    pattern=f"^{NAME}",
     form={"maxLength": 400},
 )
 _VERSION: Final = _in(
@@ -272,7 +280,7 @@ _ONE_TYPE: Final = _in(
     "type",
     "Name of the type, percent-encoded",
     required=True,
-    pattern=f"^{_NOT_ANY}{_NAME}",
+    pattern=f"^{NOT_ANY}{NAME}",
     form={"maxLength": 400},
 )
 _ONE_VERSION: Final = _in(
@@ -280,7 +288,7 @@ _ONE_VERSION: Final = _in(
     "version",
     "Its version, MAJOR.MINOR",
     required=True,
-    pattern=f"^{_NOT_ANY}{_ZEROS}{_SHOWN}+$",
+    pattern=f"^{NOT_ANY}{_ZEROS}{_SHOWN}+$",
     form={"maxLength": 60},
 )
 _NS: Final = OperationParameter(
@@ -346,7 +354,7 @@ _EXT: Final = (
         "type that it names",
         (OperationAnswer(202, "Checked, and on its way to the delegate", Published),
          OperationAnswer(201, "The delegate has it (with wait)", Published)),
-        (OperationParameter("version", "Of the type; 1.0 without", form=_VERSION_FORM),
+        (replace(_ONE_VERSION, text="Of the type; 1.0 without", where="query", required=False),
          OperationParameter("validate", "Whether the metadata made of it must be valid by the type's schema; false without", kind="boolean"),
          OperationParameter("persist", "Whether it is archived; else the delegate's rules say", kind="boolean"),
          OperationParameter("wait", "Seconds to wait until the delegate has it", **_SECONDS)),

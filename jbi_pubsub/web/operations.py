@@ -16,6 +16,7 @@ from urllib.parse import parse_qsl, unquote
 import msgspec
 
 from jbi_pubsub.core.errors import ArgumentError, OversizeError
+from jbi_pubsub.core.info_object import NAME_LETTER
 from jbi_pubsub.core.near import near_hint
 
 from .problem import PROBLEM, Problem, codes
@@ -233,10 +234,12 @@ OBJECTS_MOST: Final = 1_000
 
 def objects_in(body: bytes, kind: str) -> list[tuple[bytes, bytes]]:
     """Metadata and payload of the objects in a multipart body (RFC 7578): a part `metadata` begins one, a part
-    `payload` belongs to the one that was begun. Of an XML media type the body is the metadata of one.
-    Raises ArgumentError, OversizeError."""
+    `payload` belongs to the one that was begun; one of each is one object, whichever comes first. Of an XML media type
+    the body is the metadata of one. Raises ArgumentError, OversizeError."""
     media = kind.partition(";")[0].strip().lower()
     if media in ("application/xml", "text/xml"):
+        if not body:
+            raise ArgumentError("there is no object in the body", hint="It takes an XML document, the metadata")
         return [(body, b"")]
     found = _BOUNDARY.search(kind) if media == MULTIPART else None
     if found is None:
@@ -264,12 +267,23 @@ def objects_in(body: bytes, kind: str) -> list[tuple[bytes, bytes]]:
             objects[-1] = objects[-1][0], data
         else:
             objects.append((None, data))
+    if len(objects) == 2 and objects[0][0] is None and objects[1][1] is None:
+        objects = [(objects[1][0], objects[0][1])]
     if not objects:
         raise ArgumentError("there is no object in the body", hint="Parts metadata and payload")
     return [(metadata or b"", payload or b"") for metadata, payload in objects]
 
 
 _NEEDED: Final = ("specversion", "id", "source", "type")
+NAME: Final = f"[^ {NAME_LETTER}(?:[^{NAME_LETTER}*[^ {NAME_LETTER})?$"
+"""The pattern of a name: no space at its ends."""
+NOT_ANY: Final = r"(?!\*$)"
+BASE64: Final = r"^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
+EVENT_TIME: Final = (
+    r"[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12][0-9]|3[01])[Tt](?:[01][0-9]|2[0-3]):[0-5][0-9]:(?:[0-5][0-9]|60)"
+    r"(?:\.[0-9]{1,9})?(?:[Zz]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+)
+"""RFC 3339."""
 _LINE: Final = r"^[^\u0000-\u001f\u007f-\u009f\ufdd0-\ufdef\ufffe\uffff]+$"
 _ATTRIBUTE: Final = {"type": "string", "pattern": _LINE, "maxLength": 8 << 10}
 EVENT_SCHEMA: Final[dict[str, Any]] = {
@@ -278,11 +292,12 @@ EVENT_SCHEMA: Final[dict[str, Any]] = {
     "maxProperties": 50,
     "properties": {
         "specversion": {"const": "1.0"}, "id": _ATTRIBUTE, "source": _ATTRIBUTE,
-        "type": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]*$", "maxLength": 400},
-        "data": {}, "data_base64": {"type": "string", "pattern": "^(?:[A-Za-z0-9+/]{4})*$"},
+        "type": {"allOf": [_ATTRIBUTE, {"pattern": f"^{NOT_ANY}{NAME}", "maxLength": 400}]},
+        "time": {"type": ["string", "null"], "pattern": f"^{EVENT_TIME}$"},
+        "data": {}, "data_base64": {"type": ["string", "null"], "pattern": BASE64},
     },
     "propertyNames": {"pattern": "^(?:data_base64|[a-z][a-z0-9]{0,39})$"},
-    "not": {"required": ["data", "data_base64"]},
+    "not": {"required": ["data", "data_base64"], "properties": {"data_base64": {"type": "string"}}},
     "additionalProperties": {
         "anyOf": [
             _ATTRIBUTE, {"type": ["boolean", "null"]}, {"type": "integer", "minimum": -(2**31), "maximum": 2**31 - 1}

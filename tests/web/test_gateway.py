@@ -474,9 +474,12 @@ def test_multipart_bodies_are_read_as_the_rfc_has_them() -> None:
         part % (b"metadata", b"1") + part % (b"metadata", b"2") + part % (b"payload", b"3") + part % (b"payload", b"4")
     )
     assert objects_in(several + end, kind) == [(b"1", b""), (b"2", b"3"), (b"", b"4")]
+    assert objects_in(part % (b"payload", b"2") + part % (b"metadata", b"1") + end, kind) == [(b"1", b"2")]
     for bad in (b"", end, part % (b"metadata", b"1"), b"--a b\r\nno blank line\r\n" + end, several[:-5] + end[:-4]):
         with pytest.raises(ArgumentError):
             objects_in(bad, kind)
+    with pytest.raises(ArgumentError, match="no object"):
+        objects_in(b"", "application/xml")
     with pytest.raises(ValueError, match="too many"):
         objects_in(part % (b"metadata", b"") * (2 * OBJECTS_MOST + 2) + end, kind)
 

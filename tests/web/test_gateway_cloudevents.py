@@ -97,6 +97,10 @@ JSON = {"content-type": "application/cloudevents+json; charset=utf-8"}
         (JSON, b'{"a":' * 100_000),
         (JSON, json.dumps({**EVENT, "extension": {"a": 1}}).encode()),
         (JSON, json.dumps({**EVENT, "extension": 2**31}).encode()),
+        (JSON, json.dumps({**EVENT, "extension": 1.5}).encode()),
+        (JSON, json.dumps({**EVENT, "id": 1}).encode()),
+        (JSON, json.dumps({**EVENT, "source": True}).encode()),
+        (JSON, json.dumps({**EVENT, "type": "*"}).encode()),
         (JSON, json.dumps({**EVENT, "data": 1, "data_base64": "AA=="}).encode()),
         (JSON, json.dumps({**EVENT, "data_base64": "!"}).encode()),
         (JSON, json.dumps({**EVENT, "data_base64": 3}).encode()),
@@ -118,3 +122,15 @@ def test_headers_are_decoded_once_and_quoted_ones_too() -> None:
     assert data == b"x"
     with pytest.raises(ArgumentError, match="batch"):
         event_in(b"[]", {"content-type": "application/cloudevents-batch+json"})
+
+
+def test_integers_may_be_written_with_a_point() -> None:
+    # JSON Schema, and JavaScript, know no difference between 1 and 1.0
+    _, metadata, _ = event_in(json.dumps(EVENT)[:-1].encode() + b', "a": 1.0, "b": -2e3, "c": -0.0}', JSON)
+    assert b"<a>1</a><b>-2000</b><c>0</c>" in metadata
+
+
+def test_an_attribute_that_is_null_is_not_there() -> None:
+    name, metadata, data = event_in(json.dumps({**EVENT, "time": None, "data_base64": None, "data": 1}).encode(), JSON)
+    assert (name, data) == ("t", b"1")
+    assert b"time" not in metadata

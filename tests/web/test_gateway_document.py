@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from jbi_pubsub import __version__
 from jbi_pubsub.capi.objects import type_of
 from jbi_pubsub.codegen.opening import checked_name
+from jbi_pubsub.core.arguments import checked
 from jbi_pubsub.core.errors import ArgumentError, JbiError
 from jbi_pubsub.subscriber.moments import seconds_at, start_at
 from jbi_pubsub.web.handlers import namespaces_of
 from jbi_pubsub.web.listing import OPERATIONS
-from jbi_pubsub.web.operations import OperationParameter, OperationTable
+from jbi_pubsub.web.operations import EVENT_SCHEMA, OperationParameter, OperationTable
 
 DOCUMENT = OperationTable(OPERATIONS).document(__version__)
 SCHEMAS = DOCUMENT["components"]["schemas"]
@@ -134,6 +135,34 @@ def test_forms_say_what_they_need() -> None:
         assert not allows(told, bad)
         assert allows(told, good)
     assert SCHEMAS["QueryAsked"]["properties"]["timeout"]["exclusiveMinimum"] == 0
+
+
+def test_the_time_of_a_query_is_bounded_as_the_common_api_has_it() -> None:
+    @checked
+    def executed(timeout: float) -> float:
+        return timeout
+
+    most = SCHEMAS["QueryAsked"]["properties"]["timeout"]["maximum"]
+    assert executed(float(most)) == most
+    with pytest.raises(ArgumentError):
+        executed(most + 1.0)
+
+
+@pytest.mark.parametrize("version", ["", "01.0", "1.0\n", "*"])
+def test_an_event_has_a_version_as_an_object_has(version: str) -> None:
+    parameter = PARAMETERS["publishEvent", "version"]
+    assert not allows(parameter.schema()["schema"], version)
+    with pytest.raises(ArgumentError):
+        parameter.value(version)
+    assert parameter.value("1.0") == "1.0"
+
+
+@pytest.mark.parametrize("type_name", ["com.example.measured", "報告", "a b", "*", " a", "a "])
+def test_an_event_has_a_type_that_an_object_may_have(type_name: str) -> None:
+    told = EVENT_SCHEMA["properties"]["type"]["allOf"]
+    is_name = type_name not in ("*", " a", "a ")
+    assert all(allows(each, type_name) for each in told) == is_name
+    assert allows(schema_of("publishObjects", "type"), type_name) == is_name
 
 
 @pytest.mark.parametrize("name", ["ý\U00077c3c", "a b", "報告", "r" * 400])
