@@ -10,6 +10,8 @@ import msgspec
 from jbi_pubsub.capi.connection import MAX_NAME, NodeDetails
 from jbi_pubsub.capi.objects import MAX_TYPE, VERSION
 from jbi_pubsub.core.arguments import LARGEST
+from jbi_pubsub.core.descriptors import MAX_DESCRIPTION
+from jbi_pubsub.core.descriptors import MAX_NAME as MAX_PROPERTY_NAME
 from jbi_pubsub.core.history import MAX_POSITION
 from jbi_pubsub.core.info_object import NAME_LETTER
 
@@ -169,10 +171,10 @@ class Descriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type: TypeText
     version: VersionText = "1.0"
     schema: str = ""
-    description: str = ""
+    description: Annotated[str, msgspec.Meta(max_length=MAX_DESCRIPTION)] = ""
     parent_type: str = ""
     parent_version: VersionText = "1.0"
-    name: str = ""
+    name: Annotated[str, msgspec.Meta(max_length=MAX_PROPERTY_NAME)] = ""
     value_base64: Annotated[str, msgspec.Meta(pattern=BASE64)] = ""
 
 
@@ -427,7 +429,7 @@ _DONE: Final = (OperationAnswer(204, "Done"),)
 _OF: Final = (
     OperationParameter("kind", "type, attribute or property", required=True, one_of=("type", "attribute", "property")),
     OperationParameter("type", "Name of the type or attribute", required=True, form=_TYPE_FORM),
-    OperationParameter("version", "Its version", required=True, form=_VERSION_FORM), OperationParameter("name", "Of a property"),
+    OperationParameter("version", "Its version", required=True, form=_VERSION_FORM), OperationParameter("name", "Of a property", form={"maxLength": MAX_PROPERTY_NAME}),
 )  # fmt: skip
 
 

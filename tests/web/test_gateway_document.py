@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jbi_pubsub import __version__
+from jbi_pubsub.capi import InfoObjectDescriptor, ObjectSizeException, PropertyDescriptor
 from jbi_pubsub.capi.objects import type_of
 from jbi_pubsub.codegen.opening import checked_name
 from jbi_pubsub.core.arguments import checked
@@ -122,7 +123,7 @@ def test_what_the_table_enforces_is_what_the_document_says(parameter: OperationP
 def test_forms_say_what_they_need() -> None:
     form = DOCUMENT["paths"]["/v1/types/{type}/{version}/objects"]["post"]["requestBody"]["content"]
     assert form["multipart/form-data"]["schema"]["minProperties"] == 1
-    assert form["application/xml"]["schema"]["minLength"] == 1
+    assert form["application/xml"]["schema"] == {"type": "string"}  # tools take a length for that of the element's text
     for name, field, bad, good in (
         ("SequenceAsked", "kind", "writer", "query"),
         ("SequenceAsked", "type", "", "t"),
@@ -146,6 +147,19 @@ def test_the_time_of_a_query_is_bounded_as_the_common_api_has_it() -> None:
     assert executed(float(most)) == most
     with pytest.raises(ArgumentError):
         executed(most + 1.0)
+
+
+def test_names_and_descriptions_are_bounded_as_a_repository_has_them() -> None:
+    told = SCHEMAS["Descriptor"]["properties"]
+    prop, of_type = PropertyDescriptor(), InfoObjectDescriptor()
+    assert PARAMETERS["getDescriptor", "name"].schema()["schema"]["maxLength"] == told["name"]["maxLength"]
+    for most, put in (
+        (told["name"]["maxLength"], prop.setName),
+        (told["description"]["maxLength"], of_type.setDescription),
+    ):
+        put("x" * most)
+        with pytest.raises(ObjectSizeException):
+            put("x" * (most + 1))
 
 
 @pytest.mark.parametrize("version", ["", "01.0", "1.0\n", "*"])
