@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from jbi_pubsub import __version__
+from jbi_pubsub.capi import TimeoutException
 from jbi_pubsub.core.errors import ArgumentError, BackPressureError, ConfigurationError, UnknownUidError
 from jbi_pubsub.core.history import MAX_POSITION
 from jbi_pubsub.core.info_object import InfoObject, LossNotice, TypeName
@@ -81,7 +82,12 @@ class RequestHandlers:
         handler = self._by_name.get(request.operation.name)
         if handler is not None:
             return await handler(request)
-        said = await request.guest.common.answer(request.operation.name, request.given, request.body)
+        try:
+            said = await request.guest.common.answer(request.operation.name, request.given, request.body)
+        except TimeoutException as exc:
+            if request.operation.name != "getNext":
+                raise
+            raise RefusedError(409, exc) from exc  # none has come yet: nothing has failed
         return Reply(request.operation.answers[0].status, b"" if said is None else msgspec.json.encode(said))
 
     # -- publishing ---------------------------------------------------------------------------------------------

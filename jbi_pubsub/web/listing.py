@@ -378,7 +378,7 @@ _EXT: Final = (
         "nextObjects", "GET", "/v1/subscriptions/{subscription}/next", "ext", "The next objects, as soon as there are any",
         (OperationAnswer(200, "None, if none came in time", Next),),
         (_in("path", "subscription", "As openSubscription said", required=True),
-         OperationParameter("after", "`last` of the answer before: what was lost on the way comes again", kind="integer", least=0),
+         OperationParameter("after", "`last` of the answer before: what was lost on the way comes again", kind="integer", least=0, most=MAX_POSITION),
          OperationParameter("count", "Objects at most; 1 without", kind="integer", least=1, most=256),
          OperationParameter("timeout", "Seconds to wait; 20 without", **_SECONDS)),
     ),
@@ -387,7 +387,7 @@ _EXT: Final = (
         "The next object as a CloudEvent; the header JBI-Last is for after, JBI-Lost has the cause and number of lost objects",
         (OperationAnswer(200, "The event", media=CLOUDEVENT), OperationAnswer(204, "None came in time, or objects were lost")),
         (_in("path", "subscription", "As openSubscription said", required=True), _MODE,
-         OperationParameter("after", "JBI-Last of the answer before: what was lost on the way comes again", kind="integer", least=0),
+         OperationParameter("after", "JBI-Last of the answer before: what was lost on the way comes again", kind="integer", least=0, most=MAX_POSITION),
          OperationParameter("timeout", "Seconds to wait; 20 without", **_SECONDS)),
     ),
     Operation(
@@ -467,7 +467,7 @@ _CAPI: Final = (
     _call("updateDescriptor", "PUT", "/connections/{connection}/repository", "MetadataRepository.update", _C, body=Descriptor),
     _call("removeDescriptor", "DELETE", "/connections/{connection}/repository/one", "MetadataRepository.remove", _C, *_OF),
     _call("getDescriptor", "GET", "/connections/{connection}/repository/one", "MetadataRepository.get", _C, *_OF, answer=Descriptor),
-    _call("listDescriptors", "GET", "/connections/{connection}/repository", "MetadataRepository.list", _C, OperationParameter("type", "Of this type the properties", form=_TYPE_FORM), OperationParameter("version", "Its version", form=_VERSION_FORM), answer=Descriptors),
+    _call("listDescriptors", "GET", "/connections/{connection}/repository", "MetadataRepository.list", _C, OperationParameter("type", "Of this type the properties", form=_TYPE_FORM), OperationParameter("version", "Its version", pattern=_VERSION_FORM["pattern"]), answer=Descriptors),
 )  # fmt: skip
 
 OPERATIONS: Final = (*_EXT, *_CAPI)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -162,6 +163,21 @@ def test_names_and_descriptions_are_bounded_as_a_repository_has_them() -> None:
             put("x" * (most + 1))
 
 
+@pytest.mark.parametrize("each", ["nextObjects", "nextEvent"])
+def test_a_number_to_go_on_from_is_bounded(each: str) -> None:
+    parameter = PARAMETERS[each, "after"]
+    most = parameter.schema()["schema"]["maximum"]
+    assert parameter.value(str(most)) == most
+    with pytest.raises(ArgumentError):
+        parameter.value(str(most + 1))
+
+
+def test_the_version_of_a_list_of_descriptors_is_one() -> None:
+    with pytest.raises(ArgumentError):
+        PARAMETERS["listDescriptors", "version"].value("ñ")
+    assert PARAMETERS["listDescriptors", "version"].value("1.0") == "1.0"
+
+
 @pytest.mark.parametrize("version", ["", "01.0", "1.0\n", "*"])
 def test_an_event_has_a_version_as_an_object_has(version: str) -> None:
     parameter = PARAMETERS["publishEvent", "version"]
@@ -211,3 +227,20 @@ def test_a_stream_is_told_event_by_event() -> None:
 def test_a_query_has_the_time_that_an_archive_needs_to_answer() -> None:
     for operation in ("queryObjects", "countObjects"):
         assert PARAMETERS[operation, "timeout"].schema()["schema"]["minimum"] == 1
+
+
+@pytest.mark.processes
+def test_a_sequence_to_which_nothing_has_come_is_no_failure_of_the_server(reached: Callable[..., Any]) -> None:
+    # Given a sequence of a subscriber, at a delegate where nobody publishes; When it is asked; Expect no 5xx
+    it = reached(archive=False)
+
+    def post(path: str, body: bytes = b"") -> Any:
+        return it.ask("POST", f"/v1/capi{path}", body, Content_Type="application/json")
+
+    made = post("/connections", b'{"name": "c"}').json()["connection"]
+    assert post(f"/connections/{made}/connect").status == 204
+    asked = b'{"kind": "subscriber", "type": "report", "version": "1.0"}'
+    sequence = post(f"/connections/{made}/sequences", asked).json()["sequence"]
+    assert post(f"/sequences/{sequence}/activate").status == 204
+    said = it.ask("GET", f"/v1/capi/sequences/{sequence}/next?timeout=1")
+    assert (said.status, said.json()["status"], said.json()["code"]) == (409, 409, "capi_timeout")

@@ -23,7 +23,7 @@ def test_the_gateway_does_what_its_document_says(reached: Callable[..., Any], tm
     done = subprocess.run(
         [
             Path(program).resolve(), "--config-file", Path(__file__).parent / "schemathesis.toml", "run",
-            f"http://127.0.0.1:{it.gateway.port}/v1/openapi.json", "--workers", "2", "--continue-on-failure",
+            f"http://127.0.0.1:{it.gateway.port}/v1/openapi.json", "--continue-on-failure",
             "--max-time", os.environ.get("FUZZ_SECONDS", "20"), *os.environ.get("FUZZ_ARGS", "").split(),
         ],
         cwd=tmp_path, env={**os.environ, "STORED_OBJECT": stored}, timeout=1_100, check=False,
