@@ -17,6 +17,7 @@ import pytest
 
 from jbi_pubsub.core import spool
 from jbi_pubsub.core.errors import BackPressureError, OversizeError
+from jbi_pubsub.core.history import MAX_POSITION
 from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice, Platform, TypeName
 from jbi_pubsub.core.wire.places import PeerShares
 from jbi_pubsub.web import common, feeds, gateway, handlers, replies, server
@@ -58,7 +59,7 @@ def test_an_answer_that_was_lost_comes_again_and_what_can_not_is_told(
     assert [each["metadata"] for each in late["objects"]] == [report(n).decode() for n in (2, 3)]
     # Expect who asks without saying what it has had to be told what that was
     assert it.ask("GET", f"{at}?timeout=0").json() == {"objects": [], "lost": [], "last": 4}
-    assert it.ask("GET", f"{at}?timeout=0&after={10**30 - 1}").json()["last"] == 4
+    assert it.ask("GET", f"{at}?timeout=0&after={MAX_POSITION}").json()["last"] == 4
 
 
 def test_who_takes_a_stream_over_keeps_it(reached: Callable[..., Any]) -> None:
