@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from copy import deepcopy
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from jbi_pubsub.bridge.elements import CODECS, Codec, enumeration, is_unit, opaque
@@ -30,8 +33,8 @@ from .encoding import (
     VariableArray,
     VariantRecord,
 )
-from .exceptions import ErrorReadingFom, NameNotFound
-from .omt import children, local_name, root_of, text_of
+from .exceptions import ErrorReadingFom, InconsistentFom, NameNotFound
+from .omt import children, is_of_2025, local_name, root_of, text_of
 
 DEPTH_MOST: Final = 32
 """Limit of types within types."""
@@ -168,11 +171,11 @@ class Types(NamedTuple):
             return None
         if encoding == "RPRextendedVariantRecord" and of.least != 4:
             return None  # with four bytes it is as the one of 2025
-        names = (_enumerators(self.said[kind]) if kind in self.said else None) or {}
+        names = enumerators_of(self.said.get(kind))
         found: dict[Any, Alternative] = {}
         for each in children(element, "alternative"):
             made = text_of(each, "name"), known.get(text_of(each, "dataType"))
-            found.update(dict.fromkeys(_told(text_of(each, "enumerator", ALTERNATIVES_CHARS), names), made))
+            found.update(dict.fromkeys(names.told(text_of(each, "enumerator", ALTERNATIVES_CHARS)), made))
         other = found.pop("HLAother", ("", None))
         return record(text_of(element, "discriminant") or "discriminant", of, found, other=other, name=name)
 
@@ -195,15 +198,31 @@ def _enumerators(element: Element) -> dict[str, int] | None:
     return names
 
 
-def _told(said: str, names: dict[str, int]) -> Iterator[str]:
-    """Enumerators that an alternative is for: `A, [C .. E]`, which goes by their numbers."""
-    for part in said.split(","):
-        first, dots, last = part.strip().strip("[]").partition("..")
-        ends = names.get(first.strip()), names.get(last.strip())
-        if dots and ends[0] is not None and ends[1] is not None:
-            yield from (name for name, number in names.items() if ends[0] <= number <= ends[1])
-        else:
-            yield part.strip()
+class Enumerators(NamedTuple):
+    """Those of a data type."""
+
+    names: dict[str, int]
+    """By their numbers."""
+    numbers: list[int]
+
+    def told(self, said: str) -> Iterator[str]:
+        """Enumerators that an alternative is for: `A, [C .. E]`, which goes by their numbers; as it stands, what is
+        none."""
+        labels = list(self.names)
+        for part in said.split(","):
+            first, dots, last = part.strip().strip("[]").partition("..")
+            ends = self.names.get(first.strip()), self.names.get(last.strip())
+            if dots and ends[0] is not None and ends[1] is not None and ends[0] <= ends[1]:
+                yield from labels[bisect_left(self.numbers, ends[0]) : bisect_right(self.numbers, ends[1])]
+            else:
+                yield part.strip()
+
+
+def enumerators_of(element: Element | None) -> Enumerators:
+    """Of an enumerated data type; of the standard's HLAboolean, when there is none."""
+    found = {"HLAfalse": 0, "HLAtrue": 1} if element is None else _enumerators(element) or {}
+    names = dict(sorted(found.items(), key=itemgetter(1)))
+    return Enumerators(names, list(names.values()))
 
 
 def _array_layout(of: Encoding, name: str, encoding: str, cardinality: str) -> Encoding | None:
@@ -229,16 +248,78 @@ def _structure(name: str, layout: Encoding | None, form: tuple[Any, ...]) -> Cod
     return Codec(name, "structure", short, layout.decode, layout.encode) if layout is not None else opaque(name, short)
 
 
+class TypeRow(NamedTuple):
+    """A data type as a module has it."""
+
+    module: str
+    element: Element
+
+    @property
+    def where(self) -> str:
+        """Module and line."""
+        return f"{self.module}:{self.element.sourceline}"
+
+
 def parsed(*modules: tuple[str, bytes]) -> Types:
-    """The data types of modules, each with its name, for messages. Of two of one name that of the module that sorts
-    first counts, as modules that go together say the same. Raises ErrorReadingFom."""
-    said: dict[str, Element] = {}
-    for module, data in sorted(modules):
-        for element in _tables(root_of(module, data)):
-            said.setdefault(text_of(element, "name"), element)
+    """The data types of modules, each with its name, for messages. Raises ErrorReadingFom, InconsistentFom."""
+    roots = [(module, root_of(module, data)) for module, data in sorted(modules)]
+    return Types({name: row.element for name, row in merged(roots).items()}, {})
+
+
+def merged(modules: list[tuple[str, Element]]) -> dict[str, TypeRow]:
+    """The data types that modules have together, by name: two that both have one say the same of it. A module of
+    IEEE 1516.2-2025 may add enumerators and alternatives. Raises ErrorReadingFom, InconsistentFom."""
+    said: dict[str, TypeRow] = {}
+    for module, root in sorted(modules, key=lambda each: is_of_2025(each[1])):
+        here: set[str] = set()
+        for element in _tables(root):
+            row, name = TypeRow(module, element), text_of(element, "name")
+            if name in here and name:
+                raise ErrorReadingFom(f"{row.where}: there are two data types of the name {name}", hint="Leave one")
+            here.add(name)
+            said[name] = _joined(name, said[name], row, is_of_2025(root)) if name in said else row
             if len(said) > TYPES_MOST:
                 raise ErrorReadingFom(f"{module}: more than {TYPES_MOST:,} data types", hint="Split the model")
-    return Types(said, {})
+    return said
+
+
+def _joined(name: str, one: TypeRow, other: TypeRow, is_added_to: bool) -> TypeRow:
+    """What two modules say of a data type."""
+    (form, rows), (other_form, other_rows) = _form(one.element), _form(other.element)
+    if form != other_form or (rows.keys() != other_rows.keys() and not is_added_to):
+        raise InconsistentFom(
+            f"{one.where} and {other.where} say different things of the data type {name}",
+            hint="Say the same in both, or leave it out in one; modules of IEEE 1516.2-2025 may add to it",
+        )
+    if rows.keys() >= other_rows.keys():
+        return one
+    both = deepcopy(one.element)
+    both.extend([deepcopy(each) for said, each in other_rows.items() if said not in rows])
+    return TypeRow(f"{one.module} and {other.module}", both)
+
+
+def _form(element: Element) -> tuple[list[_Said], dict[_Said, Element]]:
+    """What counts of a data type, and its enumerators or alternatives."""
+    form: list[_Said] = [(local_name(element),)]
+    rows: dict[_Said, Element] = {}
+    for each in element:
+        if not isinstance(each.tag, str) or (kind := local_name(each)) not in _COUNTS:
+            continue
+        inner = [one for one in each if isinstance(one.tag, str) and local_name(one) in _COUNTS]
+        said = (kind, *(" ".join((one.text or "").split()) for one in inner or [each]))
+        if kind in ("enumerator", "alternative"):
+            rows[said] = each
+        else:
+            form.append(said)
+    return sorted(form) if local_name(element) != "fixedRecordData" else form, rows
+
+
+_Said = tuple[str, ...]
+_COUNTS: Final = frozenset(
+    ("size", "endian", "representation", "dataType", "cardinality", "encoding", "discriminant", "field", "enumerator",
+     "alternative", "name", "value")
+)  # fmt: skip
+"""What of a data type counts for its encoding; the rest is for people."""
 
 
 def _tables(root: Element) -> Iterator[Element]:
@@ -246,6 +327,12 @@ def _tables(root: Element) -> Iterator[Element]:
         for table in part:
             if isinstance(table.tag, str):
                 yield from (each for each in table if isinstance(each.tag, str))
+
+
+def is_basic(name: str) -> bool:
+    """A basic representation that is known without a module."""
+    found = STANDARD.get(name) or STANDARD.get(_standard(name))
+    return isinstance(found, Scalar) and found.codec.kind != "enumeration" and name not in _TEXTS
 
 
 def _standard(name: str) -> str:

@@ -255,7 +255,7 @@ class ErrorReadingFom(RtiError):
 
 
 class InconsistentFom(RtiError):
-    """Two modules of a federation object model say different things of one class."""
+    """Two modules of a federation object model say different things of one class or data type."""
 
 
 class EncoderException(RtiError):

@@ -1,13 +1,15 @@
 """The federation object model: object classes with attributes, interaction classes with parameters.
 
 Read from modules in the OMT XML of IEEE 1516.2-2010, of any namespace. Of a module are read: object classes,
-attributes, interaction classes, parameters, their nesting, `order`, `transportation` and `dataType`. Sharing,
-dimensions, switches, notes and tables of data types are passed over: an RTI here carries values as opaque bytes to all
-who subscribe. The roots HLAobjectRoot (with HLAprivilegeToDeleteObject) and HLAinteractionRoot are there in any case.
+attributes, interaction classes, parameters, their nesting, `order`, `transportation` and `dataType`. Data types and
+dimensions are checked (`rules`), and have no effect: an RTI here carries values as opaque bytes to all who subscribe.
+Sharing, switches and notes are passed over. The roots HLAobjectRoot (with HLAprivilegeToDeleteObject) and
+HLAinteractionRoot are there in any case.
 
 Modules are merged (clause 4.1.4 of IEEE 1516-2010): a class may stand in several, as itself or without members; where
-two say different things of it, they are refused. Handles are positions, counted from 1 in the order of names, so they
-are the same for all who have read the same modules, in whichever order.
+two say different things of it, they are refused, but for members that a module of IEEE 1516.2-2025 adds. Handles are
+positions, counted from 1 in the order of names, so they are the same for all who have read the same modules, in
+whichever order.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import re
 from functools import lru_cache
+from operator import attrgetter
 from typing import Final, Literal, NamedTuple, NoReturn
 
 from immutables import Map
@@ -33,7 +36,8 @@ from .exceptions import (
     NameNotFound,
     RtiError,
 )
-from .omt import children, local_name, root_of, text_of
+from .omt import children, is_of_2025, local_name, root_of, text_of
+from .rules import check
 
 Order = Literal["receive", "timestamp"]
 
@@ -176,6 +180,8 @@ class _Said(NamedTuple):
     order: Order | None
     where: str
     is_best_effort: bool = False
+    is_adding: bool = False
+    """A module of IEEE 1516.2-2025, which may add members to a class."""
 
 
 _Sayings = dict[str, list[_Said]]
@@ -186,13 +192,14 @@ def parsed(*modules: tuple[str, bytes]) -> Fom:
     ErrorReadingFom, InconsistentFom."""
     objects: _Sayings = {OBJECT_ROOT: [_Said({}, None, "the standard")]}
     interactions: _Sayings = {INTERACTION_ROOT: [_Said({}, None, "the standard")]}
-    for name, data in sorted(modules):
-        _read_module(name, data, objects, interactions)
+    roots = [(name, root_of(name, data)) for name, data in sorted(modules)]
+    for name, root in roots:
+        _read_module(name, root, objects, interactions)
+    check(roots)
     return _made(_agreed(objects), _agreed(interactions))._replace(modules=tuple(sorted(modules)))
 
 
-def _read_module(name: str, data: bytes, objects: _Sayings, interactions: _Sayings) -> None:
-    root = root_of(name, data)
+def _read_module(name: str, root: Element, objects: _Sayings, interactions: _Sayings) -> None:
     if local_name(root) != "objectModel":
         raise ErrorReadingFom(
             f"{name} is no module: its root is {local_name(root)}, not objectModel",
@@ -205,11 +212,11 @@ def _read_module(name: str, data: bytes, objects: _Sayings, interactions: _Sayin
     ):
         for table in children(root, part):
             for each in children(table, kind):
-                _read_class(name, each, (kind, member), "", said)
+                _read_class((name, is_of_2025(root)), each, (kind, member), "", said)
 
 
-def _read_class(module: str, element: Element, kinds: tuple[str, str], above: str, said: _Sayings) -> None:
-    kind, member = kinds
+def _read_class(source: tuple[str, bool], element: Element, kinds: tuple[str, str], above: str, said: _Sayings) -> None:
+    (module, is_adding), (kind, member) = source, kinds
     where = f"{module}:{element.sourceline}"
     name = above + ("." if above else "") + _name_of(element, where)
     if name.count(".") >= DEPTH_MOST or len(said) >= CLASSES_MOST:
@@ -229,9 +236,9 @@ def _read_class(module: str, element: Element, kinds: tuple[str, str], above: st
         if one.name in members:
             raise InconsistentFom(f"{place}: {name} has {one.name} twice", hint="Leave one", file=module)
         members[one.name] = one
-    said.setdefault(name, []).append(_Said(members, _order(element, where), where, _is_best_effort(element)))
+    said.setdefault(name, []).append(_Said(members, _order(element, where), where, _is_best_effort(element), is_adding))
     for each in children(element, kind):
-        _read_class(module, each, kinds, name, said)
+        _read_class(source, each, kinds, name, said)
 
 
 def _agreed(said: _Sayings) -> dict[str, _Said]:
@@ -249,11 +256,13 @@ def _agreed(said: _Sayings) -> dict[str, _Said]:
 
 
 def _same(name: str, said: list[_Said]) -> _Said:
-    """Modules speak of a class as the others do, or without members (clause 4.1.4)."""
-    first, *others = [each for each in said if each.members] or said
+    """Modules speak of a class as the others do, or without members (clause 4.1.4). Those of 2025 may add some."""
+    first, *others = sorted([each for each in said if each.members] or said, key=attrgetter("is_adding"))
     for each in others:
-        if each.members != first.members:
-            _refuse(name, first, each, {one for one, _ in first.members.items() ^ each.members.items()})
+        differs = {one for one, _ in first.members.items() ^ each.members.items()}
+        if differs and (not each.is_adding or differs & first.members.keys() & each.members.keys()):
+            _refuse(name, first, each, differs)
+        first = first._replace(members=first.members | each.members)
         if first.order is None:
             first = first._replace(order=each.order)
         elif "." in name and each.order not in (None, first.order):  # what a root's is makes no difference

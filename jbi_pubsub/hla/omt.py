@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from jbi_pubsub.core.errors import JbiError
@@ -13,12 +14,33 @@ MODULE_BYTES: Final = 16 * 1024 * 1024
 """Limit of one module."""
 
 
+_OTHERS: Final = (
+    (re.compile(rb"<objectModel\s[^<>]{0,999}\bDTDversion|<objectClass\s[^<>]{0,999}\bname\s{0,9}="), "IEEE 1516-2000"),
+    (re.compile(rb"\A(\xef\xbb\xbf)?(\s|;[^\n]*\n)*\(\s*FED\b", re.IGNORECASE), "HLA 1.3 (.fed)"),
+    (re.compile(rb"\A\s*\(\s*OMDT\b", re.IGNORECASE), "HLA 1.3 (.omt, .omd)"),
+)
+"""How files begin that are models, but of an older standard; in their first bytes."""
+_OTHERS_BYTES: Final = 64 * 1024
+
+
 def root_of(name: str, data: bytes) -> Element:
     """The root of a module. Raises ErrorReadingFom."""
+    for pattern, what in _OTHERS:
+        if pattern.search(data[:_OTHERS_BYTES]):
+            raise ErrorReadingFom(
+                f"{name} is a model of {what}; those of IEEE 1516-2010 and 1516-2025 are read",
+                hint="Open it in an editor of object models, and save it as OMT of IEEE 1516-2010 (HLA Evolved)",
+                file=name,
+            )
     try:
         return parse_metadata(data, what=f"the module {name}", limit=MODULE_BYTES)
     except JbiError as exc:
         raise ErrorReadingFom(exc.message, hint=exc.hint or "Give a file in OMT XML", file=name) from exc
+
+
+def is_of_2025(root: Element) -> bool:
+    """A module of IEEE 1516.2-2025, by its namespace."""
+    return str(root.tag).startswith("{http://standards.ieee.org/IEEE1516-2025")
 
 
 def local_name(element: Element) -> str:

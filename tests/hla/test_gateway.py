@@ -36,7 +36,7 @@ MODEL = b"""<?xml version="1.0"?>
    <attribute><name>where</name><dataType>Location</dataType></attribute>
    <objectClass><name>Aircraft</name>
     <attribute><name>callsign</name><dataType>HLAunicodeString</dataType></attribute>
-    <attribute><name>image</name><dataType>Picture</dataType></attribute>
+    <attribute><name>image</name><dataType>HLAopaqueData</dataType></attribute>
    </objectClass>
   </objectClass>
   <objectClass><name>Secret</name><attribute><name>key</name></attribute></objectClass>
