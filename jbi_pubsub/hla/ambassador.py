@@ -48,6 +48,7 @@ from .exceptions import (
     FederateAlreadyExecutionMember,
     FederateNotExecutionMember,
     FederationExecutionDoesNotExist,
+    InconsistentFom,
     NotConnected,
 )
 from .execution import CONVEYED
@@ -153,17 +154,29 @@ class RTIAmbassador(FederateServices, SupportServices):
         name: str = "",
         *,
         resign_action: str = "cancel_then_delete_then_divest",
+        modules: Sequence[str | Path] = (),
         timeout: float = FIND_SECONDS,
     ) -> int:
         """Join; the handle of this federate (clause 4.9). `name` is its own in the federation; `resign_action` what is
-        done when it dies. Raises FederationExecutionDoesNotExist when none is found within `timeout` seconds,
-        FederateNameAlreadyInUse, FederateAlreadyExecutionMember, SaveInProgress, InvalidResignAction."""
+        done when it dies; `modules` files of what it knows of the object model, which add no classes or members to that
+        of the federation. Raises FederationExecutionDoesNotExist when none is found within `timeout` seconds,
+        FederateNameAlreadyInUse, FederateAlreadyExecutionMember, SaveInProgress, InvalidResignAction, ErrorReadingFom,
+        InconsistentFom."""
         if self._link is not None and not self._link.lost:
             raise FederateAlreadyExecutionMember(f"the federate is joined, as {self._name}", hint="Resign first")
+        own = modules_of(modules)
         self._drop()
         item = self._federation(federation, timeout)
         self._modules = self._call(item, "modules", tuple[Module, ...], federation)
         self._fom = parsed(*self._modules)
+        if more := [each for each in own if each not in self._modules]:
+            fom = parsed(*self._modules, *more)
+            if fom.digest != self._fom.digest:
+                raise InconsistentFom(
+                    f"{', '.join(each.name for each in more)}: they add to the object model of {federation[:200]!r}",
+                    hint="Give all modules of a federation when it is created",
+                )
+            self._fom = fom
         token = self._call(item, "join", str, federation)
         sock = dial(item.proxy, DATA, self._config.security(), ANSWER_SECONDS)
         try:

@@ -164,6 +164,31 @@ def test_time_goes_on_over_sockets(join: Callable[..., Federate]) -> None:
     assert a.rti.query_galt() == float("inf")
 
 
+METRES = b"""<objectModel><dataTypes><simpleDataTypes><simpleData><name>Metres</name>
+<representation>HLAfloat64BE</representation></simpleData></simpleDataTypes></dataTypes></objectModel>"""
+SHIPS = b"""<objectModel><objects><objectClass><name>HLAobjectRoot</name><objectClass><name>Ship</name></objectClass>
+</objectClass></objects></objectModel>"""
+
+
+def test_a_federate_joins_with_modules_that_add_no_classes(
+    federation: Any, served: RtiServer, tmp_path: Path, air: bytes
+) -> None:
+    for name, data in (("mine.xml", air), ("metres.xml", METRES), ("ships.xml", SHIPS)):
+        (tmp_path / name).write_bytes(data)
+    with RTIAmbassador(federation.config) as rti:
+        rti.connect(Noting())
+        # When its modules have a class that the federation has not, expect that it does not join
+        with pytest.raises(exc.InconsistentFom, match=r"ships.xml: they add to the object model of 'Air'"):
+            rti.join_federation_execution("Air", modules=[tmp_path / "ships.xml"], timeout=20.0)
+        with pytest.raises(exc.ErrorReadingFom, match=r"nowhere.xml can't be read"):
+            rti.join_federation_execution("Air", modules=[tmp_path / "nowhere.xml"])
+        # When they say what is known, and data types of its own, expect that it has both
+        own = [tmp_path / "metres.xml", tmp_path / "mine.xml"]
+        assert rti.join_federation_execution("Air", modules=own) == 1
+        assert rti.fom.codec("Metres").encode(1.0) == bytes.fromhex("3ff0000000000000")
+        assert rti.fom.object_class("Vehicle.Aircraft")
+
+
 @pytest.mark.row("H-02")
 def test_names_federations_and_federates_are_told_apart(
     federation: Any, served: RtiServer, join: Callable[..., Federate], tmp_path: Path, air: bytes
