@@ -10,7 +10,7 @@ ENGINE ?= $(shell command -v podman || echo docker)
 # what is compiled is kept: the tests start thousands of processes, and pytest rewrites what they assert
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: fuzz demo demo-node dist image unit test check lint fmt docs reference soak profile clean
+.PHONY: fuzz defects demo demo-node dist image unit test check lint fmt docs reference soak profile clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/jbi demo $(ARGS)
@@ -92,6 +92,10 @@ fuzz: $(VENV)/test.stamp
 	test -x build/fuzz/bin/schemathesis || $(PYTHON) -m venv build/fuzz
 	build/fuzz/bin/pip install --quiet --disable-pip-version-check 'schemathesis>=4.32,<5'
 	SCHEMATHESIS=build/fuzz/bin/schemathesis FUZZ_SECONDS=$(FUZZ_SECONDS) FUZZ_ARGS="$(FUZZ_ARGS)" $(BIN)/python -m pytest -s -n 0 -m slow tests/web/test_gateway_fuzz.py $(ARGS)
+
+# defects planted in the bridge and the RTI, one at a time, and who finds each; ARGS="barrier" for those with that word
+defects: $(VENV)/test.stamp
+	$(BIN)/python tests/hla/bridge/test_defects.py $(ARGS)
 
 # ten minutes of churn over real processes; make soak ARGS="--minutes 3 --seed 7"
 soak: $(VENV)/test.stamp

@@ -38,7 +38,7 @@ from jbi_pubsub.hla.exceptions import (
 from jbi_pubsub.hla.execution import Callback
 
 from . import consensus, pace, passage, transfer
-from .state import Bridge, Call, Entry, Key, Plan, Turn, changed
+from .state import EVERYTHING, Bridge, Call, Entry, Key, Plan, Turn, changed
 
 Done = tuple[Bridge, tuple[Call, ...]]
 
@@ -192,7 +192,8 @@ def _due_data(plan: Plan, bridge: Bridge, side: int) -> list[Due]:
     found: list[Due] = []
     seen: set[tuple[Any, ...]] = set()
     for place, entry in enumerate(bridge.links[side].data):
-        if entry.stream not in seen and not _waits(plan, bridge, side, entry):
+        is_next = not place if entry.stream == EVERYTHING else entry.stream not in seen
+        if is_next and not _waits(plan, bridge, side, entry):
             found.append(Due("data", side, place))
         seen.add(entry.stream)
     return found

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from .state import NOTHING, Bridge, Entry, Key, Link, Part, Round, Turn
+from .state import EVERYTHING, NOTHING, Bridge, Entry, Key, Link, Part, Round, Turn
 
 KEPT_MOST: Final = 100
 """Saves of which the bridge knows what was under way."""
@@ -122,7 +122,9 @@ def others_done(turn: Turn, key: Key, side: int, *, ok: bool = True) -> None:
     if not turn.part(key, side).sent and turn.part(key, 1 - side).state != "over":
         turn.set_part(key, side, sent=True)
         turn.count(f"completions.{key[0]}")
-        turn.put(side, Entry("completed" if ok else "failed", (), key))
+        # behind what was sent before all had achieved it
+        stream = EVERYTHING if key[0] == "sync" and turn.plan.policy.barrier == "smart" else ()
+        turn.put(side, Entry("completed" if ok else "failed", (), key, stream))
 
 
 def over(turn: Turn, side: int, kind: str, label: str, *, ok: bool) -> None:
@@ -170,7 +172,10 @@ def _forget(turn: Turn, key: Key) -> None:
     if all(part.state == "over" or (part.state in ("", "blocked") and not other.ok and other.state == "over")
            for part, other in (found.parts, found.parts[::-1])):  # fmt: skip
         links = [
-            Link(tuple(each for each in link.control if each.key != key or each.kind == "call"), link.data)
+            Link(
+                tuple(each for each in link.control if each.key != key or each.kind == "call"),
+                tuple(each for each in link.data if each.key != key),
+            )
             for link in turn.bridge.links
         ]
         turn.set(rounds=turn.bridge.rounds.delete(key), links=(links[0], links[1]))

@@ -25,6 +25,8 @@ the same on both), its label there, and a number: a label is free again on one s
 T = TypeVar("T")
 
 NOTHING: Final[Map[Any, Any]] = Map()
+EVERYTHING: Final = ("everything",)
+"""Stream of what overtakes nothing."""
 
 
 class Plan(NamedTuple):
@@ -60,7 +62,7 @@ class Entry(NamedTuple):
     key: Key | None = None
     """Key of what is agreed on."""
     stream: tuple[Any, ...] = ()
-    """Data entries of one stream keep their order; () for control."""
+    """Data entries of one stream keep their order, EVERYTHING that with all before it; () for control."""
     after: tuple[Key, ...] = ()
     """Rounds that have to be over on the far side first."""
     time: float | None = None

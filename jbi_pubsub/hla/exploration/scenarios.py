@@ -47,6 +47,17 @@ _DECLARED: Final = "".join(
     for who in ("f0", "g0", "f1")
     for service in ("publish", "subscribe")
 )
+_CALLS: Final = "".join(
+    f"{who}: {service}_interaction_class({_CALL})\n" for who in ("f0", "g0") for service in ("publish", "subscribe")
+)
+_OTHERS: Final = "".join(
+    f"{who} <- initiate_federate_save: federate_save_begun(); federate_save_complete()\n"
+    for who in ("f0", "f1", "g1", "h0")
+)
+_SEEN: Final = f"""f0: publish_object_class_attributes({_THING}, ({_X},))
+g0: subscribe_object_class_attributes({_THING}, ({_X},))
+f0: register_object_instance({_THING}, "a")
+"""
 _OWNED: Final = f'{_DECLARED}f0: register_object_instance({_THING}, "a")\n'
 
 SCENARIOS: Final = {
@@ -64,6 +75,51 @@ SCENARIOS: Final = {
         Scenario(
             "saves", "consensus", "two saves are asked for at once, one on each side",
             f'{_SAVES}f0: request_federation_save("K")\ng0: request_federation_save("L")',
+        ),
+        Scenario(
+            "fails", "consensus", "a federate can't save, and says so when others have saved",
+            f"""{_OTHERS}g0 <- initiate_federate_save: federate_save_begun()
+f0: request_federation_save("L")
+g0 <- initiate_federate_save()
+g0: federate_save_not_complete()
+""",
+        ),
+        Scenario(
+            "leaves", "consensus", "a federate resigns while there is a point, and another one comes again",
+            f"""{_ACHIEVES}
+f0: register_federation_synchronization_point("A", b"A")
+g0: resign_federation_execution("no_action")
+""",
+        ),
+        Scenario(
+            "joins", "consensus", "a federate joins while there is a point",
+            f"""{_ACHIEVES}
+f0: register_federation_synchronization_point("A", b"A")
+g0: join_federation_execution()
+""",
+        ),
+        Scenario(
+            "order", "barrier", "messages are sent before a point and behind it",
+            f"""{_ACHIEVES}{_CALLS}---
+f0: send_interaction({_CALL}, (), b"1")
+f0: register_federation_synchronization_point("A", b"A")
+f0 <- federation_synchronized("A")
+f0: send_interaction({_CALL}, (), b"2")
+g0 <- federation_synchronized("A")
+g0: send_interaction({_CALL}, (), b"3")
+""",
+        ),
+        Scenario(
+            "undone", "state", "values and a deletion behind a save, which is restored",
+            f"""{_SAVES}{_RESTORES}{_SEEN}f0: update_attribute_values(@a, (({_X}, b"1"),), b"1")
+f0: request_federation_save("L")
+---
+f0: update_attribute_values(@a, (({_X}, b"2"),), b"2")
+f0: delete_object_instance(@a)
+f0: request_federation_restore("L")
+f0 <- federation_restored("L")
+f0: update_attribute_values(@a, (({_X}, b"3"),), b"3")
+""",
         ),
         Scenario(
             "time", "consensus", "both sides advance, and send to each other in time-stamp order",
@@ -176,15 +232,15 @@ class Cell(NamedTuple):
 
 
 CELLS: Final = (
-    Cell("consensus", "add", Solutions(consensus="add"), ("save", "restore", "sync", "saves", "time"),
+    Cell("consensus", "add", Solutions(consensus="add"), ("save", "fails", "restore", "sync", "saves", "leaves", "joins", "time"),
          "RTIs tell surrogates that they are the last ones"),
-    Cell("consensus", "smart", Solutions(), ("save", "restore", "sync", "saves", "time"),
+    Cell("consensus", "smart", Solutions(), ("save", "fails", "restore", "sync", "saves", "leaves", "joins", "time"),
          "surrogates ask whether they are the last ones"),
     Cell("consensus", "restrict", Solutions(consensus="restrict"),
          ("save", "sync"), "each federation agrees by itself"),
     Cell("consensus", "ignore", Solutions(consensus="ignore"), ("save", "sync"), "surrogates consent at once"),
     Cell("barrier", "add", None, (), "no service of an RTI can hold what its federates do in another federation"),
-    Cell("barrier", "smart", Solutions(), ("barrier",), "what comes too early waits in the bridge"),
+    Cell("barrier", "smart", Solutions(), ("barrier", "order"), "what comes too early waits in the bridge"),
     Cell("barrier", "restrict", None, (), "no rule for federates prevents the race (section 6.3)"),
     Cell("barrier", "ignore", Solutions(barrier="ignore"), ("barrier",), "what comes too early goes, and is counted",
          (("barrier", "BARRIER"),)),
@@ -199,8 +255,8 @@ CELLS: Final = (
     Cell("addressing", "restrict", Solutions(), ("sets",), "sets are a matter of one federation"),
     Cell("addressing", "ignore", Solutions(), ("addressing",), "none or all of the far side"),
     Cell("state", "add", Solutions(consensus="add", ownership="allow-add", unowned="add"),
-         ("ownership", "divestiture", "unowned"), "one side gives before the other takes; RTIs know what is unowned"),
-    Cell("state", "smart", Solutions(), ("ownership", "divestiture", "unowned"),
+         ("ownership", "divestiture", "unowned", "undone"), "one side gives before the other takes; RTIs know what is unowned"),
+    Cell("state", "smart", Solutions(), ("ownership", "divestiture", "unowned", "undone"),
          "one side gives before the other takes; the bridge has last values"),
     Cell("state", "restrict", Solutions(ownership="deny", unowned="ignore"), ("ownership", "divestiture"),
          "nothing changes sides"),

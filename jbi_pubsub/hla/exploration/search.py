@@ -9,6 +9,7 @@ import time
 from collections import deque
 from typing import Final, NamedTuple
 
+from . import witness
 from .script import FEDERATIONS
 from .system import Anomaly, ChartEvent, Move, Scene, System, after, moves
 
@@ -95,12 +96,24 @@ def explore(setup: Scene, system: System, *, most: int = STATES_MOST) -> Explora
             outcome = ended(setup, here)
             count, shortest = ends.get(outcome, (0, here))
             ends[outcome] = (count + 1, shortest)
+            before = ways[here]  # None: it has ended before it began
+            for what, detail in witness.missing(here.memories, _present(setup, here)) if before else ():
+                violations.setdefault(what, Violation(Anomaly(what, detail), before[0], before[1]))
     terminals = tuple(
         Terminal(outcome, count, first, bool(deadlocks(setup, first)), is_split(setup, first))
         for outcome, (count, first) in sorted(ends.items())
     )
     seconds = time.perf_counter() - begun
     return Exploration(len(ways), number, terminals, tuple(violations.values()), seconds, not queue, ways)
+
+
+def _present(setup: Scene, system: System) -> frozenset[int]:
+    """Federates that are joined."""
+    return frozenset(
+        place
+        for place, (federation, name, _) in enumerate(setup.federates)
+        if name in system.executions[federation].members.names
+    )
 
 
 def events(setup: Scene, system: System, way: list[Move]) -> list[ChartEvent]:
@@ -134,7 +147,7 @@ def deadlocks(setup: Scene, system: System) -> list[str]:
     """Rounds that every ordinary federate of a federation has consented to, and that are pending all the same."""
     found = []
     for federation, execution in enumerate(system.executions):
-        routes = setup.routes[federation]
+        routes = {each: setup.route(federation, execution, each) or (0, 0) for each in execution.members.joined}
         name = FEDERATIONS[federation]
         saving = execution.saving
         ordinary = [state for each, state in saving.states.items() if routes[each][0] < 0]

@@ -26,6 +26,7 @@ from jbi_pubsub.hla.exceptions import InvalidLogicalTime, RestoreInProgress, Rti
 from jbi_pubsub.hla.execution import Callback, Execution, FederationModel, Notice, RtiOptions
 from jbi_pubsub.hla.fom import Fom, parsed
 
+from . import witness
 from .script import FEDERATIONS, Act, FederateName, FederateScript, Group, InstanceName, filled
 
 FOM: Final = b"""<?xml version="1.0"?>
@@ -76,6 +77,14 @@ class Scene(NamedTuple):
     waits: frozenset[str] = frozenset()
     """Callbacks that somebody waits for."""
 
+    def route(self, federation: int, execution: Execution, handle: int) -> tuple[int, int] | None:
+        """(-1, federate) or (bridge, side); also of a federate that has joined anew."""
+        known = self.routes[federation].get(handle)
+        if known is None and handle in execution.members.joined:
+            name = execution.members.joined[handle].name
+            return next(((-1, place) for place, each in enumerate(self.federates) if each[1] == name), None)
+        return known
+
 
 class System(NamedTuple):
     """State of a system, which changes."""
@@ -93,13 +102,15 @@ class System(NamedTuple):
     """Inboxes of surrogates, by bridge and side."""
     outcomes: Map[tuple[int, str, str], str] = Map()
     """Outcomes of saves, restores and points, by federation, kind and label."""
+    memories: tuple[witness.Memory, ...] = ()
+    """What federates were told and have done."""
 
 
 class Anomaly(NamedTuple):
     """Something that must not be."""
 
     what: str
-    """DOUBLE_OWNER, IN_THE_PAST, ILLEGAL_CALL, BARRIER."""
+    """DOUBLE_OWNER, IN_THE_PAST, ILLEGAL_CALL, BARRIER, or one of those of witness.py."""
     detail: str
 
 
@@ -120,7 +131,7 @@ class SceneMove:
         self.programs, self.todos, self.heard = list(system.programs), list(system.todos), list(system.heard)
         self.bridges = list(system.bridges)
         self.told = [list(pair) for pair in system.told]
-        self.outcomes = system.outcomes
+        self.outcomes, self.memories = system.outcomes, list(system.memories)
         self.found: list[Anomaly] = []
 
     def system(self) -> System:
@@ -128,6 +139,7 @@ class SceneMove:
         return System(
             tuple(self.executions), tuple(self.inboxes), tuple(self.programs), tuple(self.todos), tuple(self.heard),
             tuple(self.bridges), tuple([(pair[0], pair[1]) for pair in self.told]), self.outcomes,
+            tuple(self.memories),
         )  # fmt: skip
 
     def say(self, source: str, target: str, text: str) -> None:
@@ -146,7 +158,7 @@ class SceneMove:
         return step.answer
 
     def _queue(self, federation: int, told: Notice) -> None:
-        route = self.setup.routes[federation].get(told.federate)
+        route = self.setup.route(federation, self.executions[federation], told.federate)
         if route is None:
             return
         bridge, place = route
@@ -157,16 +169,45 @@ class SceneMove:
 
     def act(self, place: int, group: Group) -> None:
         """Do what a federate does in one go. Raises SaveInProgress, RestoreInProgress; other refusals are its own."""
-        federation, name, handle = self.setup.federates[place]
+        federation, name, _ = self.setup.federates[place]
         for act in group:
             arguments = tuple(self._known(federation, each) for each in act.arguments)
+            if act.name == rti.JOIN:
+                arguments = (name,)
             self.say(name, f"RTI {FEDERATIONS[federation]}", _shown(act.name, arguments))
             try:
-                self.call(federation, handle, act.name, arguments)
+                self.call(federation, self._handle(place), act.name, arguments)
             except (SaveInProgress, RestoreInProgress):
                 raise
             except RtiError as exc:
                 self.say(f"RTI {FEDERATIONS[federation]}", name, f"refused: {type(exc).__name__}")
+            else:
+                self._note(place, act.name, arguments)
+
+    def _handle(self, place: int) -> int:
+        """Handle of a federate; 0: it is not joined."""
+        federation, name, _ = self.setup.federates[place]
+        return self.executions[federation].members.names.get(name, 0)
+
+    def _note(self, place: int, service: str, arguments: tuple[Any, ...]) -> None:
+        """A federate has called a service, and remembers it."""
+        if service == "resign_federation_execution":
+            self.inboxes[place], self.todos[place] = (), ()
+            self.memories[place] = Map({key: said for key, said in self.memories[place].items() if key[0] == "sent"})
+            return
+        here = self.executions[self.setup.federates[place][0]]
+        cls, name = (arguments or (0,))[0], ""
+        if service == "update_attribute_values":
+            cls, name = here.instances.by_handle[cls].cls, witness.plain(here.instances.by_handle[cls].name)
+        receivers: tuple[int, ...] = ()
+        if service in ("update_attribute_values", "send_interaction"):
+            routes = [
+                self.setup.route(federation, each, federate)
+                for federation, each in enumerate(self.executions)
+                for federate in witness.receivers(each, service, arguments, cls)
+            ]
+            receivers = tuple(route[1] for route in routes if route and route[0] < 0 and route[1] != place)
+        witness.done(self.memories, place, service, arguments, receivers, name)
 
     def _known(self, federation: int, value: Any) -> Any:
         if isinstance(value, FederateName):
@@ -185,6 +226,9 @@ class SceneMove:
         self.inboxes[place] = tuple(rest)
         federation, name, _ = self.setup.federates[place]
         self.say(f"RTI {FEDERATIONS[federation]}", name, _shown(callback.name, callback.arguments))
+        self.found.extend(
+            Anomaly(what, f"{name}: {detail}") for what, detail in witness.told(self.memories, place, callback)
+        )
         if callback.name in _ENDS:
             kind, outcome = _ENDS[callback.name]
             self.outcomes = self.outcomes.set((federation, kind, callback.arguments[0]), outcome)
@@ -355,7 +399,7 @@ def _double_owners(setup: Scene, system: System) -> Iterator[Anomaly]:
         for handle, owned in execution.owned.owners.items():
             name = execution.instances.by_handle[handle].name.rpartition(":")[2]
             for attribute, federate in owned.items():
-                route = setup.routes[federation].get(federate)
+                route = setup.route(federation, execution, federate)
                 if route is not None and route[0] < 0:
                     who = setup.federates[route[1]][1]
                     other = owners.setdefault((name, attribute), who)
@@ -388,8 +432,10 @@ def built(
     for federation, size in enumerate(sizes):
         execution = rti.created(FEDERATIONS[federation])
         for number in range(size):
-            name = f"{FEDERATIONS[federation].lower()}{number}"
-            execution, handle, _ = rti.call(model, execution, 0, rti.JOIN, name)
+            name, handle = f"{FEDERATIONS[federation].lower()}{number}", 0
+            acts = (group[0].name for who, group in (*script.first, *script.programs) if who == name)
+            if next(acts, "") != rti.JOIN:  # else it joins when its script says so
+                execution, handle, _ = rti.call(model, execution, 0, rti.JOIN, name)
             federates.append((federation, name, handle))
         executions.append(execution)
     places = {name: place for place, (_, name, _) in enumerate(federates)}
@@ -398,12 +444,13 @@ def built(
             raise ConfigurationError(f"the script has a federate {who}", hint=f"There are {', '.join(sorted(places))}")
     waits = frozenset(act.name for _, group in script.programs for act in group if act.is_told)
     routes = tuple(
-        Map({handle: (-1, places[name]) for each, name, handle in federates if each == federation})
+        Map({handle: (-1, places[name]) for each, name, handle in federates if each == federation and handle})
         for federation in range(len(sizes))
     )
     setup = Scene((model,) * len(sizes), tuple(federates), (), routes, script, waits)
     nothing = ((),) * len(federates)
     system = System(tuple(executions), nothing, nothing, nothing, (Map(),) * len(federates), (), ())
+    system = system._replace(memories=(Map(),) * len(federates))
     if not late:
         setup, system = _bridged(setup, system, edges, plan)
     for who, group in script.first:
