@@ -201,8 +201,8 @@ def _sizes(said: str) -> tuple[int, ...]:
         counts = tuple(int(each) for each in said.split(","))
     except ValueError:
         counts = ()
-    if not 1 <= len(counts) <= 8 or not all(1 <= each <= 9 for each in counts):
-        raise ConfigurationError(f"--federates {said[:60]!r}", hint="For example 2,2: up to 8 federations of 1 to 9")
+    if not 1 <= len(counts) <= 8 or not all(0 <= each <= 9 for each in counts):
+        raise ConfigurationError(f"--federates {said[:60]!r}", hint="For example 2,2: up to 8 federations of 0 to 9")
     return counts
 
 

@@ -315,6 +315,8 @@ def refused(plan: Plan, bridge: Bridge, call: Call, error: RtiError) -> Done:
         plan.policy.failure == "add" or call.about[:1] == ("reopened",)
     ):
         turn.count("raced")  # it was withdrawn, or is over
+        if call.about[:1] == ("reopened",) and call.about[1] in bridge.rounds:
+            turn.set_part(call.about[1], call.side, state="consented")
     elif entry is not None and entry.kind == "withdraw":
         turn.count("raced")  # it has it by now, and gives it back
     elif isinstance(error, RACES):

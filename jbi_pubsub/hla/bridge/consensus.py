@@ -114,7 +114,7 @@ def more_to_come(turn: Turn, side: int, kind: str, label: str) -> None:
     if key is not None and turn.part(key, side).sent and turn.part(key, 1 - side).state != "over":
         turn.set_part(key, side, sent=False)
         turn.count("taken_back")
-        turn.put(side, Entry("reopened", (), key))
+        _put_behind(turn, side, Entry("reopened", (), key))
 
 
 def others_done(turn: Turn, key: Key, side: int, *, ok: bool = True) -> None:
@@ -122,9 +122,13 @@ def others_done(turn: Turn, key: Key, side: int, *, ok: bool = True) -> None:
     if not turn.part(key, side).sent and turn.part(key, 1 - side).state != "over":
         turn.set_part(key, side, sent=True)
         turn.count(f"completions.{key[0]}")
-        # behind what was sent before all had achieved it
-        stream = EVERYTHING if key[0] == "sync" and turn.plan.policy.barrier == "smart" else ()
-        turn.put(side, Entry("completed" if ok else "failed", (), key, stream))
+        _put_behind(turn, side, Entry("completed" if ok else "failed", (), key))
+
+
+def _put_behind(turn: Turn, side: int, entry: Entry) -> None:
+    """Into a link, of a point behind the messages that were sent before: before its end they are told there as well."""
+    is_behind = entry.key is not None and entry.key[0] == "sync" and turn.plan.policy.barrier == "smart"
+    turn.put(side, entry._replace(stream=EVERYTHING) if is_behind else entry)
 
 
 def over(turn: Turn, side: int, kind: str, label: str, *, ok: bool) -> None:

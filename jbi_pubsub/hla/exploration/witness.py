@@ -130,6 +130,8 @@ def done(
     if service == "synchronization_point_achieved":
         if tag := mine.get(("pending", "sync", arguments[0])):
             memories[place] = mine.set(("achieved", tag), True)
+    elif service == "local_delete_object_instance":
+        memories[place] = mine.delete(("pending", "instance", arguments[0]))
     elif service in _MESSAGES.values():
         if name:
             for attribute, value in arguments[1]:

@@ -10,6 +10,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 import pytest
+from immutables import Map
 
 from jbi_pubsub.hla import rti
 from jbi_pubsub.hla.bridge.policy import Solutions
@@ -121,6 +122,9 @@ class World:
         federates[who] = federation, name, handle
         self.setup = self.setup._replace(federates=tuple(federates), routes=tuple(routes))
         self._names[who] = {}
+        memories = list(self.system.memories)
+        memories[who] = Map()
+        self.system = self.system._replace(memories=tuple(memories))
 
     def _rest(self) -> tuple[Counter[tuple[Any, ...]], ...]:
         heard: list[Counter[tuple[Any, ...]]] = [Counter() for _ in self.setup.federates]
@@ -189,6 +193,7 @@ OFFER, PUBLISH = "request_attribute_ownership_assumption", "publish_object_class
 REPEATED = {"request_attribute_ownership_release", OFFER}
 """What an RTI asks again for each further federate that wants or offers the same: over a bridge it may ask once."""
 STORIES_MOST = int(os.environ.get("STORIES", "1000"))
+"""Fewer for who looks for planted defects."""
 
 
 BEYOND_SMART = (RESIGN, JOIN, "cancel_attribute_ownership_acquisition")
@@ -285,6 +290,8 @@ def test_bridged_is_told_as_one_rti_tells_it(
             assert compared.differences(step, alone, bridged, is_saving=is_saving) == [], f"story {seed}: {step}"
             assert several.found == [], f"story {seed}: {step}"
             done[step[1]] += not alone.refused
+    if stories > STORIES_MOST:
+        return
     # and all services to have been used with success
     assert set(done) == set(CALLS) - set(without)
     assert [name for name, number in done.items() if not number] == []
