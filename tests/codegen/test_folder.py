@@ -87,7 +87,7 @@ def test_a_folder_that_others_can_write_to_is_left_alone(tmp_path: Path, caplog:
     # Expect that it is made each time, and said why
     assert folder.find("k", lambda: b"again", good) == b"again"
     assert folder.find("k", lambda: b"and again", good) == b"and again"
-    assert "others may write there" in caplog.text
+    assert "other users may write there" in caplog.text
     # Until it is nobody else's any more
     tmp_path.chmod(0o700)
     assert folder.find("k", never, good) == b"made"
