@@ -181,7 +181,7 @@ def tail(given: _Tail) -> None:
             # first what comes from now on, with its position: between the two there is no gap, and what comes twice is
             # known by its id
             uid = adapter.register_subscriber(
-                type_name=given.type_name, predicate=given.predicate, namespaces=spaces, start=MAX_POSITION
+                type_name=given.type_name, predicate=given.predicate, namespaces=spaces, start="now"
             )
             if given.lines:
                 named = {"predicate": given.predicate, "namespaces": spaces, "order": "newest", "limit": given.lines}

@@ -107,7 +107,9 @@ class _Subscribe(Predicates, _SubscribeTemplate, JsonArguments):
     )
     bound: int | None = option("Capacity of the queue.", type=click.IntRange(1))
     start: str | None = option(
-        "Begin of the subscription: all, last, a time (2h, 2026-11-01T00:00Z), a place.", "--start", metavar="WHERE"
+        "Begin of the subscription: now, all, last, a time (2h, 2026-11-01T00:00Z), a place.",
+        "--start",
+        metavar="WHERE",
     )
     durable: str | None = option(
         "Name of a durable subscription; the next time it continues at its position.", metavar="NAME"

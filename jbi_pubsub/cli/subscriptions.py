@@ -136,7 +136,7 @@ def renew(given: _MailSubscription) -> None:
 
 class _Reset(Arguments):
     name: str = argument()
-    start: str = option("all, new, last, a time (2h, 2026-11-01T00:00Z), a place.", required=True, metavar="WHERE")
+    start: str = option("now, all, last, a time (2h, 2026-11-01T00:00Z), a place.", required=True, metavar="WHERE")
 
 
 @command(subscriptions, _Reset)

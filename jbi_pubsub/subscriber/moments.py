@@ -69,12 +69,15 @@ def place_at(given: int | str, what: str) -> tuple[int, str]:
 
 
 def start_at(given: Moment | int | None, *, now: float, latest_by: str = "") -> Start:
-    """Start that `start=` of a subscription asks for: "new", "all", "last", a moment, or the place (`Platform.place`),
-    or position of one archive, that the last object had which is not wanted again. Raises ConfigurationError."""
+    """Start that `start=` of a subscription asks for: "new", "now" (the same, and objects of archives have places),
+    "all", "last", a moment, or the place (`Platform.place`), or position of one archive, that the last object had which
+    is not wanted again. Raises ConfigurationError."""
     if latest_by and given != "last":
         raise ConfigurationError('latest_by is for start="last"', hint="It says of which keys the newest objects come")
     if given is None or given == "new":
         return NEW
+    if given == "now":
+        given = MAX_POSITION
     if isinstance(given, int) or (isinstance(given, str) and is_place(given.strip())):
         after, archive = place_at(given, "start")
         return Start("after", after=after, archive=archive)
@@ -85,5 +88,5 @@ def start_at(given: Moment | int | None, *, now: float, latest_by: str = "") -> 
     try:
         return Start("since", since=seconds_at(given, now=now, what="start"))
     except ConfigurationError as exc:
-        hint = f'"new", "all", "last", a time, or the place of an object. {exc.hint}'
+        hint = f'"now", "all", "last", a time, or the place of an object. {exc.hint}'
         raise ConfigurationError(exc.message, hint=hint) from exc

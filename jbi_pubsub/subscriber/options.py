@@ -135,9 +135,9 @@ class SubscriptionOptions(TypeOptions, ContentOptions, total=False):
     attributes: Mapping[str, str] | None
     """Settings of this subscription at delegates, as `mail_digest_seconds`."""
     start: Moment | int | None
-    """Beginning of a subscription with history: "new" (default), "all", "last" (the newest object, or with `latest_by`
-    the newest of each key), a time ("2026-11-01T00:00Z", "2h" for so long ago, a datetime), or the place of an object
-    (`platform.place`), behind which it goes on."""
+    """Beginning of a subscription with history: "new" (default), "now" (the same, and objects of archives have places),
+    "all", "last" (the newest object, or with `latest_by` the newest of each key), a time ("2026-11-01T00:00Z", "2h" for
+    so long ago, a datetime), or the place of an object (`platform.place`), behind which it goes on."""
     durable: str | None
     """Name under which delegates remember how far it has come while no process has it open (docs/archive.md): whoever
     opens it again, of the same user, goes on there, and `start` counts the first time alone."""

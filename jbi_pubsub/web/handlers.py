@@ -16,7 +16,6 @@ import msgspec
 from jbi_pubsub import __version__
 from jbi_pubsub.capi import TimeoutException
 from jbi_pubsub.core.errors import ArgumentError, BackPressureError, ConfigurationError, UnknownUidError
-from jbi_pubsub.core.history import MAX_POSITION
 from jbi_pubsub.core.info_object import InfoObject, LossNotice, TypeName
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.subscriber.moments import is_place
@@ -119,7 +118,7 @@ class RequestHandlers:
 
     async def _opened(self, request: ApiRequest) -> EventFeed:
         guest, given = request.guest, request.given
-        start: str | int | None = given.get("start")
+        start: str | None = given.get("start")
         if given.get("latest_by") and start != "last":  # the document can't say that one parameter needs another
             raise RefusedError(422, ArgumentError("latest_by is for start=last", argument="latest_by"))
         kwargs: dict[str, Any] = {
@@ -127,7 +126,7 @@ class RequestHandlers:
             "payload_filter": given.get("payload_filter"), "namespaces": namespaces_of(given.get("ns", [])),
             "suppress_empty": given.get("suppress_empty", False), "unfiltered": given.get("unfiltered"),
             "latest_by": given.get("latest_by"),
-            "start": MAX_POSITION if start == "now" else start, "view": given.get("view") or "metadata",
+            "start": start, "view": given.get("view") or "metadata",
             "timeout": SUBSCRIBE_SECONDS,
         }  # fmt: skip
         named = kwargs["type_name"] or "", kwargs["version"] or ""

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from jbi_pubsub.core.errors import ConfigurationError
+from jbi_pubsub.core.history import MAX_POSITION
 from jbi_pubsub.protocol.requests import Start
 from jbi_pubsub.subscriber.moments import Moment, seconds_at, start_at
 
@@ -57,6 +58,7 @@ def test_a_time_that_can_not_be_asked_for_is_told_on_its_side(given: str, why: s
     [
         (None, Start()),
         ("new", Start()),
+        ("now", Start("after", after=MAX_POSITION)),
         ("all", Start("all")),
         ("last", Start("last")),
         ("2h", Start("since", since=NOW - 7_200)),
