@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 a run that went wrong (one line on stderr), 2 wrong usage 
 from __future__ import annotations
 
 import logging
+import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -188,6 +189,21 @@ def _nodes(typed: str) -> list[str]:
     return sorted(name for name in names if name.startswith(typed))
 
 
+OPTIONS: Final = (
+    (re.compile(r"namespaces=\{'([^']*)': '([^']*)'\}"), r"--namespace \1=\2"),
+    (re.compile(r"\bvalidate=False\b"), "--untyped"),
+    (re.compile(r"\b(schema|timeout|durable)=(?=[,. ]|$)"), r"--\1"),
+)
+"""Options for arguments of the library's calls, which its hints name."""
+
+
+def _as_options(hint: str) -> str:
+    """A hint of the library as one for the command line."""
+    for argument, named in OPTIONS:
+        hint = argument.sub(named, hint)
+    return hint
+
+
 def _lines(text: str) -> str:
     """Text as a terminal can take it; lines stay lines."""
     return "\n".join(map(printable, text.split("\n")))
@@ -274,5 +290,6 @@ def run(arguments: Sequence[str]) -> int:
 
         if not isinstance(exc, JbiError):
             raise
+        exc.hint = _as_options(exc.hint)
         click.echo(_lines(f"jbi: {exc}"), err=True)
         return 2 if isinstance(exc, ConfigurationError) else 1

@@ -9,6 +9,7 @@ import resource
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -28,7 +29,7 @@ from jbi_pubsub.lookup.opening import open_lookup
 
 from .near import NearNames
 from .options import HOST, METRICS_PORT, PORT, Arguments, JsonArguments, argument, command, flag, group, option
-from .settings import CommandSettings, pass_settings
+from .settings import CommandSettings, pass_settings, places
 from .show import counted
 from .signals import ending_signals
 
@@ -266,13 +267,13 @@ def pad(given: _Pad) -> None:
     try:
         server = DisseminationServer(config, repository, characteristics=(given.name, given.location))
         server.start()
-        _run_pad(server, stop, given)
+        _run_pad(server, stop, given, places(config))
     finally:
         if repository.registry is not None:
             repository.registry.close()
 
 
-def _run_pad(server: DisseminationServer, stop: threading.Event, given: _Pad) -> None:
+def _run_pad(server: DisseminationServer, stop: threading.Event, given: _Pad, looked: str) -> None:
     from jbi_pubsub.core.xpath.predicate import languages  # as above
 
     facts = {
@@ -281,11 +282,24 @@ def _run_pad(server: DisseminationServer, stop: threading.Event, given: _Pad) ->
     }  # fmt: skip
     where = f"({given.name}, {given.location}) {server.server_id[:8]} at {server.address}"
     announce(given.as_json, facts, f"delegate {where}")
+    if not _is_found(server, stop):
+        refused = server.community.refused()
+        told = refused.message if refused else f"no lookup service answers ({looked})"
+        log.warning("%s: nobody finds this delegate before one does. It goes on looking", told)
     wait_for(stop)
     mail = server.status()["mail"]
     left = server.stop(given.drain)
     kept = server.status()["mail"]["kept"]  # not what has gone out meanwhile
     click.echo(_ended(left, mail, kept, state=server.state), nl=False, err=True)
+
+
+def _is_found(server: DisseminationServer, stop: threading.Event) -> bool:
+    """Whether a lookup service answers in the time that people wait for one; or we are to stop."""
+    deadline = time.monotonic() + ALONE_SECONDS
+    while not (server.community.connected() or stop.wait(SIGNAL_SECONDS)):
+        if time.monotonic() >= deadline:
+            return False
+    return True
 
 
 def _ended(left: int, mail: dict[str, Any], kept: int, *, state: str) -> str:
@@ -338,6 +352,8 @@ def metrics_of(metrics: MetricsServer | None) -> dict[str, int]:
 
 SIGNAL_SECONDS: Final = 0.25
 """Delay at worst until a signal is noticed."""
+ALONE_SECONDS: Final = 3.0
+"""Longest that a delegate says nothing while no lookup service answers: with one there it takes a tenth."""
 
 
 def stop_on_signal() -> threading.Event:

@@ -151,15 +151,17 @@ def _word(value: object) -> str:
 pass_settings = click.make_pass_decorator(CommandSettings)
 
 
+def places(config: Config) -> str:
+    """Places where lookup services are looked for, for people."""
+    return ", ".join((*config.lookup.locators, *(["by mDNS"] if config.lookup.multicast else []))) or "nowhere"
+
+
 @contextmanager
 def looking(config: Config, what: str = "a lookup service") -> Iterator[None]:
     """Around a wait for others: when it takes longer than people expect, they are told where is looked."""
 
     def say() -> None:
-        places = [*config.lookup.locators, *(["by mDNS"] if config.lookup.multicast else [])]
-        click.echo(
-            f"jbi: looking for {what} ({', '.join(places) or 'nowhere'}), {config.lookup.timeout:g} s at most", err=True
-        )
+        click.echo(f"jbi: looking for {what} ({places(config)}), {config.lookup.timeout:g} s at most", err=True)
 
     timer = threading.Timer(SILENT_SECONDS, say)
     timer.name, timer.daemon = "jbi-looking", True

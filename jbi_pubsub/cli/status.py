@@ -19,8 +19,8 @@ from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.hla.proxy import HLA_BRIDGE_TYPE, RTI_TYPE
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.client.proxy import EVERYTHING
-from jbi_pubsub.lookup.item import ServiceTemplate
-from jbi_pubsub.protocol.entries import ANSWERING_TYPES, PAD_TYPE, PUBLISHER_TYPE
+from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
+from jbi_pubsub.protocol.entries import ANSWERING_TYPES, PAD_TYPE, PUBLISHER_TYPE, PublisherAdapterDelegate
 from jbi_pubsub.protocol.services import STATUS
 
 from .options import TableArguments, argument, command, flag, option
@@ -220,6 +220,7 @@ class Servers:
         self._community = None if addresses else JoinManager(config, name="jbi")
         self._clients: dict[str, ControlClient] = {}
         self._before: dict[str, tuple[float, Facts]] = {}
+        self._names: dict[tuple[str, ...], str] = {}
 
     def ask(self) -> list[Facts]:
         """The status of each, with `rates` from the second time on. One that does not answer is of kind `unreachable`,
@@ -242,6 +243,7 @@ class Servers:
         with looking(self._config):
             items = self._community.lookup(ServiceTemplate(), EVERYTHING)
         refs = {session.registrar_id: session.ref for session in self._community.sessions()}
+        self._names = {item.proxy.endpoints: name for item in items if (name := _name_of(item))}
         ours = [item.proxy for item in items if _ANSWERING.intersection(item.types)]
         # by address: one that was killed and started again there is listed twice until its former lease has run out
         return refs | {ref.service_id: ref for ref in {(ref.endpoints, ref.certificate): ref for ref in ours}.values()}
@@ -254,7 +256,8 @@ class Servers:
                 raise
             self._before.pop(key, None)
             kind = "refused" if isinstance(exc, AccessDeniedError) else "unreachable"
-            return {"kind": kind, "name": "", "address": ", ".join(ref.endpoints), "error": str(exc)}
+            name = self._names.get(ref.endpoints, "")
+            return {"kind": kind, "name": name, "address": ", ".join(ref.endpoints), "error": str(exc)}
         before, self._before[key] = self._before.get(key), (time.monotonic(), facts)
         return facts if before is None else {**facts, "rates": _rates(*before, *self._before[key])}
 
@@ -266,6 +269,12 @@ class Servers:
             own = msgspec.structs.replace(ref, exported=STATUS, methods=())
             client = self._clients[key] = ControlClient(own, self._config.security(), timeout=ANSWER_SECONDS)
         return client
+
+
+def _name_of(item: ServiceItem) -> str:
+    """Name and location of a delegate as lookup services know them; "" for what is none."""
+    known = [each.as_dict() for each in item.entries if each.cls.name == PublisherAdapterDelegate.entry_name]
+    return f"{known[0].get('name')}, {known[0].get('location')}" if known else ""
 
 
 def checked(facts: Facts, address: str) -> Facts:
@@ -381,7 +390,7 @@ def _lookup_row(facts: Facts) -> Sequence[object]:
 
 def _server_row(facts: Facts, more: Sequence[str]) -> Sequence[object]:
     if facts["kind"] in NO_ANSWER:
-        return facts["kind"], "", facts["address"], *[""] * (len(_SERVERS) - 5 + len(more))
+        return facts["kind"], facts["name"], facts["address"], *[""] * (len(_SERVERS) - 5 + len(more))
     if facts["kind"] == "lookup":
         name = ", ".join(group or "(public)" for group in facts["groups"])
         counts = ("", "", facts["items"] + facts["event_registrations"])

@@ -211,6 +211,16 @@ def test_the_lookup_service_is_administered(
     assert server.wait(60.0) == 0
 
 
+def test_a_delegate_that_no_lookup_service_answers_says_so_once(
+    start: Callable[..., Any], eventually: Callable[..., Any]
+) -> None:
+    # Given nobody on port 1
+    pad = start("--no-multicast", "--locator", "127.0.0.1:1", "pad", "alpha", "rome", "--port", "0", "--json")
+    pad.fact()
+    # Expect it to say where it looks
+    eventually(lambda: "no lookup service answers (127.0.0.1:1): nobody finds this delegate" in pad.stderr())
+
+
 def test_a_lookup_service_with_a_state_file_is_the_same_after_a_restart(
     flags: list[str], start: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -256,7 +256,7 @@ def test_a_server_that_is_gone_is_shown_as_such(federation: Any, eventually: Cal
     # When its port is closed while the lookup service still lists it
     pad.endpoints.first.stop()
     row = _cells(servers.ask(), "kind", "unreach")
-    assert (row["kind"], row["address"]) == ("unreachable", pad.address)
+    assert (row["kind"], row["name"], row["address"]) == ("unreachable", "alpha, rome", pad.address)
 
 
 def test_services_of_other_kinds_are_not_asked(federation: Any) -> None:

@@ -20,7 +20,7 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from jbi_pubsub.cli import clients, services
-from jbi_pubsub.cli.app import HOMES, jbi
+from jbi_pubsub.cli.app import HOMES, _as_options, jbi
 from jbi_pubsub.cli.servers import _ended
 from jbi_pubsub.cli.show import Table, drawn
 from jbi_pubsub.core.wire import ServiceRef
@@ -326,6 +326,33 @@ def test_a_port_in_use(server: tuple[str, ...], said: Callable[..., Any]) -> Non
     assert answer.code == 1
     assert answer.is_one_line(), answer
     assert port in answer.err
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
+def test_a_host_of_another_machine_is_told_as_that(host: str, said: Callable[..., Any]) -> None:
+    answer = said(*ALONE, "--insecure", "lookup", "--host", host, "--port", "0")
+    assert answer.code == 1
+    assert answer.is_one_line(), answer
+    assert answer.err.endswith(f"{host} is not an address of this machine: give one that is with --host\n")
+
+
+def test_a_hint_names_the_option_instead_of_the_argument(said: Callable[..., Any]) -> None:
+    answer = said(*ALONE, "subscribe", "--type", "x", "--predicate", "//s:a")
+    assert (answer.code, answer.is_one_line()) == (1, True), answer
+    assert answer.err.endswith("for example --namespace s=urn:...\n")
+
+
+@pytest.mark.parametrize(
+    ("hint", "expected"),
+    [
+        ("Give schema=, or a file", "Give --schema, or a file"),
+        ("or register with validate=False", "or register with --untyped"),
+        ("Give it a name: durable=", "Give it a name: --durable"),
+        ("See xsi:noNamespaceSchemaLocation, [lookup] timeout", "See xsi:noNamespaceSchemaLocation, [lookup] timeout"),
+    ],
+)
+def test_arguments_in_hints_are_options_on_the_command_line(hint: str, expected: str) -> None:
+    assert _as_options(hint) == expected
 
 
 @pytest.mark.parametrize("server", [("lookup",), ("pad", "alpha", "rome")], ids=" ".join)
