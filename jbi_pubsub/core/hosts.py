@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import re
+import socket
 from collections.abc import Container, Iterable
 from typing import Final
 
@@ -38,3 +40,10 @@ def is_ours(host: str, names: Container[str]) -> bool:
     except ValueError:
         return False
     return True
+
+
+def elsewhere(host: str, exc: OSError) -> str:
+    """Hint when listening failed because the host is no address of this machine; "" for another reason."""
+    if exc.errno != errno.EADDRNOTAVAIL and not isinstance(exc, socket.gaierror):
+        return ""
+    return f"{host} is not an address of this machine: give one that is with --host"

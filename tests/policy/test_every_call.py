@@ -84,6 +84,7 @@ ASKING: dict[tuple[str, str], tuple[Any, ...]] = {
     ("pad.subscriptions", "explain"): ("uid", b"<a/>", b""),
     ("pad.subscriptions", "explain_object"): ("uid", "object"),
     ("pad.subscriptions", "mail_subscriptions"): (),
+    ("pad.subscriptions", "durable_subscriptions"): (),
     ("pad.subscriptions", "renew_mail"): ("uid", 1.0),
     ("pad.subscriptions", "signing_key"): ("uid",),
     ("pad.history", "count"): (QueryRequest(), 1.0, NO_CLAIMS),

@@ -236,7 +236,7 @@ def test_plots_without_matplotlib_are_refused_before_anything_is_measured(
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     ran = CliRunner().invoke(jbi, ["bench", "qos", "link", "--plot", str(tmp_path)], standalone_mode=False)
-    assert "jbi-pubsub[spark]" in str(getattr(ran.exception, "hint", ""))
+    assert "jbi-pubsub[plot]" in str(getattr(ran.exception, "hint", ""))
 
 
 @pytest.mark.row("Q-51")

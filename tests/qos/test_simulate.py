@@ -348,5 +348,5 @@ def test_plots_without_matplotlib_say_what_to_install(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     asked: list[Any] = ["policy", "simulate", str(DEMO), "--plot", str(tmp_path / "page.html")]
     ran = CliRunner().invoke(jbi, asked, standalone_mode=False)
-    assert "jbi-pubsub[spark]" in str(getattr(ran.exception, "hint", ""))
+    assert "jbi-pubsub[plot]" in str(getattr(ran.exception, "hint", ""))
     assert not (tmp_path / "page.html").exists()

@@ -35,7 +35,7 @@ from jbi_pubsub.core.errors import (
     WireTimeoutError,
 )
 from jbi_pubsub.core.guard import guarded
-from jbi_pubsub.core.hosts import with_port
+from jbi_pubsub.core.hosts import elsewhere, with_port
 from jbi_pubsub.core.status import TlsStatus
 
 from . import detour, transport
@@ -600,12 +600,9 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.listen(512)
     except OSError as exc:
         listener.close()
-        is_elsewhere = exc.errno == errno.EADDRNOTAVAIL or isinstance(exc, socket.gaierror)
         raise PortInUseError(
             f"can't listen on {with_port(host, port)}: {exc.strerror or exc}",
-            hint=f"{host} is not an address of this machine: give one that is with --host"
-            if is_elsewhere
-            else "Choose another port with --port (0 takes a free one), or stop what uses it",
+            hint=elsewhere(host, exc) or "Choose another port with --port (0 takes a free one), or stop what uses it",
             host=host,
             port=port,
         ) from exc
