@@ -5,7 +5,11 @@ const headers = environment.JBI_TOKEN ? { Authorization: `Bearer ${environment.J
 
 // What the gateway refuses it says as problem+json (RFC 9457): `code` is the same in all languages.
 async function asked(url, options = {}) {
-  const answer = await fetch(url, { ...options, headers: { ...headers, ...options.headers } });
+  const request = { ...options, headers: { ...headers, ...options.headers } };
+  const answer = await fetch(url, request).catch((error) => {
+    const message = `no answer from ${url.split("/v1/")[0]} (is the gateway running?)`;
+    throw new Error(message, { cause: error.cause ?? error });
+  });
   if (!answer.ok) {
     const problem = await answer.json();
     const message = [`${problem.code}: ${problem.detail}`, problem.hint].filter(Boolean).join(". ");

@@ -133,10 +133,10 @@ def _lookup(console: Console, doing: ConfirmedActions, server: Server) -> Shown:
     with ui.element("div").classes("jbi-form") as made:
         words("span", f"lookup {title}", "jbi-name")
         state = words("span")
-        groups = ui.input("Groups (commas between; none: public)", value=", ".join(server.lookup.groups))
-        locators = ui.input("Joins (host:port, commas between)", value=", ".join(server.lookup.locators))
+        groups = ui.input("Groups (none: public)", value=", ".join(server.lookup.groups))
+        locators = ui.input("Joins (host:port)", value=", ".join(server.lookup.locators))
         for field in (groups, locators):
-            field.props("maxlength=1000").classes("jbi-grow")
+            field.props('maxlength=1000 hint="Commas between"').classes("jbi-grow")
 
         async def set_groups() -> None:
             names = listed(groups.value) or ("",)

@@ -170,6 +170,12 @@ def words(tag: str, text: str = "", classes: str = "") -> TextElement:
     return TextElement(tag=tag, text=text).classes(classes)
 
 
+def tell(place: TextElement, text: str, *, calm: bool = False) -> None:
+    """Show a problem; `calm`: it is none, and looks like a note."""
+    kinds = ("jbi-note", "jbi-problem") if calm else ("jbi-problem", "jbi-note")
+    place.classes(add=kinds[0], remove=kinds[1]).set_text(text)
+
+
 def region(title: str, classes: str = "") -> ui.element:
     """A part of a page with a heading."""
     made = ui.element("section").classes(f"jbi-region {classes}").props(f'aria-label="{title}"')

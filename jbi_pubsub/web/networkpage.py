@@ -14,7 +14,7 @@ from nicegui import ui
 
 from jbi_pubsub.protocol.status.networks import NetworksStatus, PeerStatus
 
-from .console import LOOK_SECONDS, Canvas, Console, region, show_rows, table, words
+from .console import LOOK_SECONDS, Canvas, Console, region, show_rows, table, tell, words
 from .federation import LINKS_MOST, NETWORK, Server, Snapshot
 from .networkpicture import network_picture, state_of_link
 from .picture import per_second
@@ -120,11 +120,12 @@ class _NetworksPage:
             self._which.set_options(titles, value=value)
         chosen = nodes.get(self._which.value)
         if chosen is None:
-            self._problem.text = shot.problem or "No node has networks: [network.NAME] in its configuration makes one"
+            note = "No node has networks: [network.NAME] in its configuration makes one"
+            tell(self._problem, shot.problem or note, calm=not shot.problem)
             return
         server, told = chosen
         twin = f"{server.title}: another node speaks under its id, of which one has to stop" if told.twin else ""
-        self._problem.text = server.error or "; ".join(filter(None, (twin, *told.troubles)))
+        tell(self._problem, server.error or "; ".join(filter(None, (twin, *told.troubles))))
         self._wide.show(network_picture(server, told))
         self._narrow.show(network_picture(server, told, narrow=True))
         show_rows(self._links, link_rows(server, told))

@@ -25,7 +25,7 @@ from jbi_pubsub.protocol.requests import QueryRequest
 from jbi_pubsub.protocol.services import HistoryProxy, TypesProxy
 
 from .administration import ConfirmedActions
-from .console import Console, NodeClient, action, add_action, region, said, show_rows, table, words
+from .console import Console, NodeClient, action, add_action, region, said, show_rows, table, tell, words
 from .federation import ANSWER_SECONDS
 from .objects import shown
 
@@ -40,7 +40,7 @@ TEXT_MOST: Final = 200
 STORED: Final = 20
 """Objects of an archive that are shown."""
 QUERY_SECONDS: Final = 10.0
-NO_NODE: Final = "No node runs in this federation. The command jbi node start starts one."
+NO_NODE: Final = "No node runs in this federation: a delegate alone is none. The command jbi node start starts one."
 NO_USERS: Final = "No password file: [policy] users of this console's configuration names it"
 SETTINGS: Final = (
     "log.level", "log.syslog", "log.journald", "log.file_bytes", "node.statistics_seconds",
@@ -85,6 +85,7 @@ class _Page:
             self.which = ui.select({}, label="Node").classes("jbi-grow")
         self.problem = words("p", "", "jbi-problem").props("role=status")
         self.parts = ui.element("div")
+        self.parts.set_visibility(False)
         with self.parts:
             self._build_parts()
             self.doing = ConfirmedActions(console)
@@ -171,20 +172,21 @@ class _Page:
             self.which.set_options(titles, value=value)
         chosen = servers.get(self.which.value)
         self._ref, self._title = (chosen.ref, chosen.title) if chosen is not None else (None, "")
-        for part in (self.which, self.parts):
-            part.set_visibility(chosen is not None)
+        self.which.set_visibility(chosen is not None)
         if chosen is None or self._ref is None:
-            self.problem.text = NO_NODE
+            self.parts.set_visibility(False)
+            tell(self.problem, NO_NODE, calm=True)
             return
+        told, problem, is_node = NodeAnswer(), "", True
         try:
             told = await self.console.call(self._asked, self._ref)
             told.rates.update({f"{name} a second": f"{rate:.1f}" for name, rate in chosen.rates.items()})
         except ProtocolError as exc:
-            told, self.problem.text = NodeAnswer(), f"{chosen.title} is no node of this version: {exc.message}"
+            problem, is_node = f"{chosen.title} is no node of this version: {exc.message}", False
         except JbiError as exc:
-            told, self.problem.text = NodeAnswer(), said(exc)
-        else:
-            self.problem.text = ""
+            problem = said(exc)
+        tell(self.problem, problem)
+        self.parts.set_visibility(is_node)
         self._show(told)
 
     def _asked(self, ref: ServiceRef) -> NodeAnswer:

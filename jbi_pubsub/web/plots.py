@@ -45,8 +45,8 @@ def plot_options(lines: list[tuple[str, list[tuple[float, float]]]]) -> dict[str
         "grid": {"left": 8, "right": 14, "top": 34, "bottom": 8, "containLabel": True},
         "legend": {"top": 0, "left": 0, "type": "scroll", "textStyle": text},
         "tooltip": {"trigger": "axis", "renderMode": "richText"},
-        "xAxis": {"type": "value", "min": -HISTORY_SECONDS, "max": 0, "axisLabel": {**text, "formatter": "{value} s"},
-                  "splitLine": {"show": False}},
+        "xAxis": {"type": "value", "min": -HISTORY_SECONDS, "max": 0, "splitLine": {"show": False},
+                  "axisLabel": {**text, "formatter": "{value} s", "alignMinLabel": "left"}},
         "yAxis": {"type": "value", "min": 0, **({} if lines else {"max": 1}), "axisLabel": text,
                   "splitLine": {"lineStyle": {"color": f"{INK}44"}}},
         "series": [

@@ -286,7 +286,7 @@ def test_an_administrator_acts_after_a_question(console: Watched, eventually: Ca
     page.get_by_role("log").get_by_text(f"Not done: no subscription {brief}").wait_for()
     assert pad.delegate.reports.page(one, "number", 0, 1)["total"] == 0
     # When a lookup service is told to join another; Expect it to
-    page.get_by_label("Joins (host:port, commas between)").fill("127.0.0.1:1")
+    page.get_by_label("Joins (host:port)").fill("127.0.0.1:1")
     page.get_by_role("button", name="Set locators").click()
     page.get_by_role("button", name="Yes, do it").click()
     page.get_by_role("log").get_by_text("joins 127.0.0.1:1.").wait_for()
@@ -337,9 +337,15 @@ def test_the_test_client_publishes_subscribes_and_counts(console: Watched) -> No
 
 def test_without_a_node_its_page_is_one_sentence(console: Watched) -> None:
     page = console.open("node")
-    page.get_by_role("status").get_by_text("No node runs in this federation").wait_for()
+    told = page.get_by_role("status").get_by_text("No node runs in this federation: a delegate alone is none")
+    told.wait_for()
+    assert told.get_attribute("class") == "jbi-note"  # it is no problem
     assert page.get_by_role("button", name="Shut the node down").count() == 0
     assert page.locator(".jbi-main section:visible").count() == 0
+    page = console.open("networks")
+    told = page.get_by_role("status").get_by_text("No node has networks")
+    told.wait_for()
+    assert told.get_attribute("class") == "jbi-note"
 
 
 def test_lists_are_searched_and_sorted_by_keyboard(console: Watched) -> None:

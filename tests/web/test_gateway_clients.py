@@ -144,7 +144,8 @@ def test_a_javascript_client_publishes_subscribes_and_queries(node: str) -> None
     # And what can't be: too few words, and nobody there
     assert [run("publish", node, *few).returncode for few in ((), ("report",), ("report", "1.0"))] == [2, 2, 2]
     away = run("query", "http://127.0.0.1:1", "report", "1.0")
-    assert (away.returncode, "fetch failed: " in away.stderr) == (1, True)
+    assert away.returncode == 1
+    assert away.stderr.startswith("no answer from http://127.0.0.1:1 (is the gateway running?): ")
 
 
 @pytest.mark.processes
