@@ -144,18 +144,25 @@ class ArchiveQueries:
         called, timeout = type_name or "", seconds_of(given.get("timeout"), QUERY_SECONDS)
         request = query_request(called, given, self._config.client, now=time.time(), timeout=timeout)
         entries: tuple[EntryRep, ...] = ()
-        first_level = FirstLevel(given.get("template"), called, given)
+        first_level = FirstLevel(given.get("template"), called, given, is_whole=True)
         if first_level.template is not None:
-            entries, opened = self._templates.entries(first_level, "", {})
-            self._templates.forget_if_idle(opened)
-            typed, entries = _split_type(entries)
-            called = typed.name or called
+            called, entries = self._bound(first_level)
         name, archives = archives_with(
             called, self._listed(), is_published=self._published.is_published, at=given.get("at")
         )
+        first_level = replace(first_level, name=name)
+        if first_level.template is not None and name != called:  # the entries of a type have its whole name
+            _, entries = self._bound(first_level)
         request = msgspec.structs.replace(request, type=name, entries=entries)
-        fitness = self._templates.fitness(replace(first_level, name=name))
+        fitness = self._templates.fitness(first_level)
         return QueryDraft(request, archives, timeout, fitness)
+
+    def _bound(self, first_level: FirstLevel) -> tuple[str, tuple[EntryRep, ...]]:
+        """The type that a template names, and its entries. Raises MetadataError, SchemaError."""
+        entries, opened = self._templates.entries(first_level, "", {})
+        self._templates.forget_if_idle(opened)
+        typed, others = _split_type(entries)
+        return typed.name or first_level.name, others
 
     def open(self, draft: QueryDraft, listener: QueryListener | None = None) -> Query:
         """Open a query; results come to the `listener`, if there is one. Raises what archives say if none takes it."""

@@ -17,7 +17,7 @@ from jbi_pubsub.core.errors import ConfigurationError, JbiError, MetadataError, 
 from jbi_pubsub.core.info_object import DEFAULT_VERSION, InfoObject, SchemaBundle, TypeName
 from jbi_pubsub.core.xml import Element, parse_metadata
 from jbi_pubsub.lookup.entry import EntryRep
-from jbi_pubsub.protocol.entries import InformationType
+from jbi_pubsub.protocol.entries import InformationType, local_name
 
 from .options import TypeOptions, check_version
 from .published import PublishedTypes
@@ -76,12 +76,13 @@ class Fitness:
 @dataclass(frozen=True)
 class FirstLevel:
     """Options that a template is made of, and made anew for another predicate. `is_derived`: with what follows from the
-    predicate."""
+    predicate; `is_whole`: the name is in full, if there is one."""
 
     template: Document | None
     name: str
     options: TypeOptions
     is_derived: bool = False
+    is_whole: bool = False
 
     @property
     def version(self) -> str:
@@ -126,8 +127,10 @@ class FirstLevelTemplates:
             root = parse_metadata(content(given.template, what="template"), what="template")
             schema = schema or _hinted_schema(root, given.template)
         if schema is not None:
+            given, meant = self._in_full(given, schema)
             opened: OpenType | None = (named := self._types.open_schema(given.bundle(schema)))
-            kept, meant = named.type, InformationType(name=named.type.name)
+            kept, meant = named.type, meant or InformationType(name=named.type.name)
+            predicate = predicate if meant.name else ""  # the invariants of a type have its name
         elif root is not None:
             wanted = TypeName(name or type_name(root), version or DEFAULT_VERSION)
             opened, meant = self._published.registered(wanted), InformationType(name=wanted.name)
@@ -155,7 +158,7 @@ class FirstLevelTemplates:
         if not given.options.get("validate"):
             return Fitness(None) if given.options.get("well_formed") else None
         if (schema := given.options.get("schema")) is not None:
-            return Fitness(self._published.by(given.bundle(schema)))
+            return Fitness(self._published.by(self._in_full(given, schema)[0].bundle(schema)))
         if not (given.name and given.version):
             raise ConfigurationError(
                 "validate=True needs the type and its version", hint="Name both, or give the schema"
@@ -169,6 +172,21 @@ class FirstLevelTemplates:
                 type=str(wanted),
             )
         return Fitness(by)
+
+    def _in_full(self, given: FirstLevel, schema: Source) -> tuple[FirstLevel, InformationType | None]:
+        """The options with the whole name of the type, where they have the last part of the one that the schema gives
+        itself, or of a published one; and the template of its name, if that is another than the name: whatever will
+        have that last part, as long as nobody publishes it."""
+        called = given.name
+        if given.is_whole or not called or local_name(called) != called:
+            return given, None
+        own = self._published.by(replace(given, name="").bundle(schema)).type.name
+        meant = self._published.meant(called, own)
+        if meant.name is not None:
+            return replace(given, name=meant.name), None
+        if own == called or local_name(own) != called:
+            return given, None
+        return replace(given, name=own), meant if given.template is None else None
 
 
 def _hinted_schema(root: Element, template: Document) -> Path | None:

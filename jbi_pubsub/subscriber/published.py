@@ -86,12 +86,15 @@ class PublishedTypes:
                 return
             time.sleep(0.005)  # sessions make progress on their own threads
 
-    def meant(self, called: str) -> Described:
+    def meant(self, called: str, own: str = "") -> Described:
         """Template of the type that is called so: the type of that name, or the only one with that local
-        name; if none is published, whatever will have that local name."""
+        name, or of several that which a schema names itself (`own`); if none is published, whatever will have that
+        local name."""
         if self.is_published(called):
             return Described(name=called)
         having = with_local_name(called, self.names())
+        if own in having:
+            return Described(name=own)
         if len(having) == 1:
             return Described(name=having[0])
         return Described(local=called) if not having and local_name(called) == called else Described(name=called)

@@ -93,6 +93,8 @@ def test_a_query_has_what_a_subscription_got(archived: Federation, figures: Figu
     assert subscriber.get(found[2].object_id).metadata == found[2].metadata
     # Expect the template of a subscription to say what is asked, too
     assert len(list(subscriber.query(template=figures.figure_3, schema=figures.schema))) == 6
+    named = subscriber.query("Intel_Imagery", template=figures.figure_3, schema=figures.schema)
+    assert len(list(named)) == 6
     other = figures.figure_3.replace(b"418th", b"999th")
     assert other != figures.figure_3
     assert list(subscriber.query(template=other, schema=figures.schema)) == []

@@ -99,6 +99,59 @@ def test_a_local_name_stands_for_a_type_that_is_published_later(
         assert own_walk.subscriber.receive(uid).payload == b"later"
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"predicate": "/metadata/RequiredMetadata/publisher = '418th'"},
+        {"validate": True},
+        {"is_template": True},
+        {"is_template": True, "version": "1.0"},
+    ],
+)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_local_name_stands_for_the_type_of_a_schema_of_ones_own(
+    own_walk: Any, options: dict[str, Any], is_first: bool
+) -> None:
+    # Given a subscription with the schema and the local name of a type, before or after the type is published
+    figures = own_walk.figures
+    given = {"type_name": "Intel_Imagery", "schema": figures.schema, **options}
+    if given.pop("is_template", False):
+        given["template"] = figures.figure_3
+    if is_first:
+        own_walk.register()
+    uid = subscribe(own_walk, **given)
+    if not is_first:
+        own_walk.register()
+    # When an object is published; Expect it
+    assert own_walk.subscriber.wait_matched(uid, timeout=5.0) == 1
+    own_walk.publish(payload=b"by the schema")
+    assert own_walk.subscriber.receive(uid).payload == b"by the schema"
+
+
+def test_a_schema_says_which_of_several_types_with_one_local_name_is_meant(own_walk: Any) -> None:
+    # Given the type of a schema, and another one with its local name
+    own_walk.register()
+    own_walk.register(type_name="org.a.Intel_Imagery")
+    # When it is subscribed to by that and the schema; Expect one match
+    uid = subscribe(own_walk, type_name="Intel_Imagery", schema=own_walk.figures.schema)
+    assert str(own_walk.subscriber.matching(uid)) == "matches 1 registration now"
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("name", ["Intel_Imagery", "org.a.Intel_Imagery"])
+def test_a_publisher_may_call_the_type_of_a_schema_otherwise(own_walk: Any, name: str, is_first: bool) -> None:
+    # Given a publisher that has named its type itself; When it is subscribed to by the last part, and the schema
+    if is_first:
+        own_walk.register(type_name=name)
+    predicate = "/metadata/RequiredMetadata/publisher = '418th'"
+    uid = subscribe(own_walk, type_name="Intel_Imagery", schema=own_walk.figures.schema, predicate=predicate)
+    if not is_first:
+        own_walk.register(type_name=name)
+    # Expect it to be matched
+    assert own_walk.subscriber.wait_matched(uid, timeout=5.0) == 1
+
+
 def test_a_local_name_is_as_good_as_the_whole_one_for_the_first_object_of_a_short_life(
     own_walk: Any, federation: Any, figures: Any
 ) -> None:
