@@ -202,8 +202,10 @@ class Gateway(HttpServer):
                         f"{scope['method'][:20]} is not for this path", hint=f"It takes {', '.join(methods)}"
                     ),
                     (("allow", ", ".join(methods)),),
+                    title="Method not allowed",
                 )
-            raise UnknownUidError("no such path", hint="GET /v1/openapi.json lists them")
+            nothing = UnknownUidError("no such path", hint="GET /v1/openapi.json lists them")
+            raise RefusedError(404, nothing, title="Unknown path")
         given = read(operation, values, scope["query_string"].decode("latin-1"), headers)
         taken, peer = [0], caller.place.peer
         try:
@@ -263,9 +265,13 @@ class Gateway(HttpServer):
         if operation.body == MULTIPART:
             return objects_in(whole, kind)
         if operation.body == CLOUDEVENT:
-            return event_in(whole, headers)
+            try:
+                return event_in(whole, headers)
+            except ArgumentError as exc:
+                raise RefusedError(400, exc, title="Invalid CloudEvent") from exc
         if kind.partition(";")[0].strip().lower() != JSON:
-            raise ArgumentError(f"the body is {JSON}, not {kind[:60]!r}", hint=f"Content-Type: {JSON}")
+            other = ArgumentError(f"the body is {JSON}, not {kind[:60]!r}", hint=f"Content-Type: {JSON}")
+            raise RefusedError(415, other, title="Unsupported media type")
         try:
             return from_json(operation.body, whole)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:

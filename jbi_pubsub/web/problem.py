@@ -28,6 +28,9 @@ _STATUS: Final = {
 }  # fmt: skip
 """By code; of one that is not here that of its base."""
 
+_TITLES: Final = {"argument": "Invalid request", "unknown_uid": "Unknown resource"}
+"""By code, where the gateway means more by it than the library."""
+
 
 class Problem(msgspec.Struct, frozen=True):
     """What is wrong, and how to mend it. `code` names our class of error, `facts` the same as plain values."""
@@ -46,11 +49,12 @@ def status_of(kind: type[JbiError]) -> int:
     return next(_STATUS[base.code] for base in kind.__mro__ if issubclass(base, JbiError) and base.code in _STATUS)
 
 
-def problem(error: JbiError, status: int | None = None) -> Problem:
-    """The error as it is told."""
+def problem(error: JbiError, status: int | None = None, title: str = "") -> Problem:
+    """The error as it is told; `title` instead of that of its class."""
     kind = type(error)
     return Problem(
-        f"urn:jbi:error:{kind.code}", _title(kind), status or status_of(kind), error.message, kind.code, error.hint,
+        f"urn:jbi:error:{kind.code}", title or _title(kind), status or status_of(kind), error.message, kind.code,
+        error.hint,
         {name: fact for name, fact in error.facts.items() if isinstance(fact, str | int | float | bool | None)},
     )  # fmt: skip
 
@@ -73,4 +77,6 @@ def codes() -> list[tuple[str, int, str]]:
 
 
 def _title(kind: type[JbiError]) -> str:
+    if kind.code in _TITLES:
+        return _TITLES[kind.code]
     return inspect.cleandoc(kind.__doc__ or "").split("\n\n")[0].replace("\n", " ")

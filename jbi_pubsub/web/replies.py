@@ -47,9 +47,11 @@ def json_reply(status: int, value: Any) -> Reply:
     return Reply(status, msgspec.json.encode(value))
 
 
-def problem_reply(error: JbiError, status: int | None = None, headers: Iterable[tuple[str, str]] = ()) -> Reply:
-    """An error as an answer, with `status` instead of that of its class."""
-    told = problem(error, status)
+def problem_reply(
+    error: JbiError, status: int | None = None, headers: Iterable[tuple[str, str]] = (), title: str = ""
+) -> Reply:
+    """An error as an answer, with `status` and `title` instead of those of its class."""
+    told = problem(error, status, title)
     if told.status in (429, 503):
         headers = (*headers, ("retry-after", str(RETRY_SECONDS)))
     encoded = tuple((name.encode(), value.encode()) for name, value in headers)
@@ -57,11 +59,13 @@ def problem_reply(error: JbiError, status: int | None = None, headers: Iterable[
 
 
 class RefusedError(Exception):
-    """An error with a status of its own."""
+    """An error with a status, and maybe a title, of its own."""
 
-    def __init__(self, status: int, error: JbiError, headers: Iterable[tuple[str, str]] = ()) -> None:
+    def __init__(
+        self, status: int, error: JbiError, headers: Iterable[tuple[str, str]] = (), *, title: str = ""
+    ) -> None:
         super().__init__(str(error))
-        self.reply = problem_reply(error, status, headers)
+        self.reply = problem_reply(error, status, headers, title)
 
 
 class GoneError(Exception):

@@ -231,7 +231,7 @@ def test_bad_requests_are_told_what_is_wrong(reached: Callable[..., Any]) -> Non
         ("POST", "/v1/capi/connections", b"{}", {"Content_Type": "application/json"}, 400, "argument"),
         ("POST", "/v1/capi/connections", b'{"name": ""}', {"Content_Type": "application/json"}, 400, "argument"),
         ("POST", "/v1/capi/connections", b"[" * 100_000, {"Content_Type": "application/json"}, 400, "argument"),
-        ("POST", "/v1/capi/connections", b"{}", {"Content_Type": "text/plain"}, 400, "argument"),
+        ("POST", "/v1/capi/connections", b"{}", {"Content_Type": "text/plain"}, 415, "argument"),
         ("POST", "/v1/capi/connections/x/connect", None, {}, 409, "capi_connection"),
         ("GET", "/v1/capi/sequences/x", None, {}, 409, "capi_sequence_state"),
     ):
@@ -241,6 +241,17 @@ def test_bad_requests_are_told_what_is_wrong(reached: Callable[..., Any]) -> Non
         assert said.json()["status"] == status
     assert "predicate?" in it.ask("GET", f"{TYPE}/subscribe?predicat=x").json()["hint"]
     assert it.ask("DELETE", "/v1/types").headers["Allow"] == "GET"
+    # and a title that names the problem, whichever class of error stands for it
+    text = {"Content_Type": "text/plain"}
+    for method, path, body, headers, title in (
+        ("DELETE", "/v1/types", None, {}, "Method not allowed"),
+        ("GET", "/v1/nothing", None, {}, "Unknown path"),
+        ("POST", "/v1/capi/connections", b"{}", text, "Unsupported media type"),
+        ("POST", "/v1/events", b"x", {"ce_id": "1", "ce_source": "s", "ce_type": "t"}, "Invalid CloudEvent"),
+        ("GET", f"{TYPE}/subscribe?predicat=x", None, {}, "Invalid request"),
+        ("DELETE", "/v1/subscriptions/x", None, {}, "Unknown resource"),
+    ):
+        assert it.ask(method, path, body, **headers).json()["title"] == title, path
     # Expect it to live
     assert (
         it.ask("POST", f"{TYPE}/objects?validate=false&wait=20", b"<a/>", Content_Type="application/xml").status == 201
