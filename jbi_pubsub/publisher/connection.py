@@ -65,6 +65,8 @@ ASKED_SECONDS: Final = 10.0
 """For a delegate that asks some others about a type."""
 LEAVE_SECONDS: Final = 1.0
 """To leave a delegate in."""
+LEFT_MOST: Final = 8
+"""Registrations of which it is said how many objects are lost when we leave."""
 
 
 class ConnectionReports:
@@ -237,15 +239,20 @@ class DelegateConnection:
         """Hand over what is queued within `timeout` seconds, then leave, which takes LEAVE_SECONDS more at most. What
         is left is logged as lost."""
         deadline = time.monotonic() + timeout
-        try:
-            self.flush(timeout)
-        except BackPressureError as exc:
-            log.warning("%s leaves a delegate with objects lost: %s", self._name, exc)
+        if left := self.queue.wait_taken(timeout):
+            log.warning("%s: %d objects are lost, as no delegate has taken them: %s", self._name, left, self._left())
         self._link.happen(ConnectionEvent.LEAVE)
         deadline = max(deadline, time.monotonic() + LEAVE_SECONDS)
         self._leave(deadline)
         self._sender.stop(max(0.0, deadline - time.monotonic()))
         self._thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _left(self) -> str:
+        """Objects that no delegate has taken, by registration, for people."""
+        left = {uid: self.queue.unfinished(each.number) for uid, each in self.registrations.wanted().items()}
+        told = [f"{count} of registration {uid}" for uid, count in left.items() if count]
+        more = [f"others of {len(told) - LEFT_MOST} more"] if len(told) > LEFT_MOST else []
+        return ", ".join(told[:LEFT_MOST] + more)
 
     def _leave(self, deadline: float) -> None:
         self._renewals.remove(self)

@@ -31,6 +31,7 @@ from jbi_pubsub.trust.settings import signer_of
 
 from .connection import ConnectionReports, DelegateConnection
 from .finder import DelegateFinder
+from .open_publishers import OPEN
 from .payloads import MAX_PAYLOAD_BYTES, Body, Payload, Payloads
 from .publication import (
     LocalPublication,
@@ -108,6 +109,7 @@ class PublisherAdapterLight:
         connection.open(seconds)
         with self._lock:
             self._connections[uid] = connection
+        OPEN.add(self)
         return uid
 
     @checked
@@ -291,7 +293,9 @@ class PublisherAdapterLight:
 
     @checked
     def close(self, timeout: float = 5.0) -> None:
-        """Disconnect from all delegates, handing over what is queued within `timeout` seconds. Safe to call twice."""
+        """Disconnect from all delegates, handing over what is queued within `timeout` seconds. Safe to call twice.
+
+        What is left then is logged as lost, by registration. One that is open when the interpreter ends is closed."""
         if not self._birthplace.is_here():
             return  # a forked child: the connections are its parent's
         with self._lock:
@@ -299,6 +303,7 @@ class PublisherAdapterLight:
                 return
             self._closed = True
             connections = list(self._connections.values())
+        OPEN.discard(self)
         deadline = time.monotonic() + timeout
         for connection in connections:
             connection.close(max(0.0, deadline - time.monotonic()))

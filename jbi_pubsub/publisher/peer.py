@@ -6,6 +6,7 @@ filters, e-mail. Calls are those of PublisherAdapterLight without the delegate.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ from jbi_pubsub.protocol.remote import RemoteArchive
 from jbi_pubsub.protocol.sending import Sending
 from jbi_pubsub.trust.settings import signer_of
 
+from .open_publishers import OPEN
 from .payloads import Body, Payload, Payloads
 from .publication import (
     LocalPublication,
@@ -38,6 +40,8 @@ from .publication import (
     opened,
     runs_of,
 )
+
+log = logging.getLogger("jbi_pubsub.publisher")
 
 
 class PublisherAdapter:
@@ -61,6 +65,7 @@ class PublisherAdapter:
         self._next_number = 0
         self._closed = False
         self._birthplace = Birthplace()
+        OPEN.add(self)
 
     @checked
     def register_publisher(
@@ -220,10 +225,13 @@ class PublisherAdapter:
 
     @checked
     def close(self, timeout: float = 5.0) -> None:
-        """Leave: deliver what waits within `timeout` seconds, end all threads. Safe to call twice."""
+        """Leave: deliver what waits within `timeout` seconds, end all threads. Safe to call twice. What is left then is
+        logged as lost. One that is open when the interpreter ends is closed."""
         if not self._closed and self._birthplace.is_here():  # a forked child leaves its parent's alone
             self._closed = True
-            self._server.stop(timeout)
+            OPEN.discard(self)
+            if left := self._server.stop(timeout):
+                log.warning("%s leaves: %d objects for its subscribers are lost, not delivered in time", self, left)
 
     def __enter__(self) -> Self:
         return self
