@@ -52,8 +52,12 @@ class DeliveryConnection:
         receiver = self.receiver
         if receiver is not None and not receiver.report_unless_full():
             with self._link.changed:
-                self._owes_report = self._link.is_dirty = True
+                self.owe_report()
                 self._link.changed.notify_all()
+
+    def owe_report(self) -> None:
+        """Under the lock: have the session's thread report what was consumed, as the next thing that it does."""
+        self._owes_report = self._link.is_dirty = True
 
     def report_if_owed(self) -> None:
         """Report what could not be at once. On the session's thread, which may wait."""

@@ -27,7 +27,8 @@ log = logging.getLogger("jbi_pubsub.subscriber")
 
 CREDIT_PART: Final = 4
 """Consumption is reported with each acknowledgement, and by itself when a quarter of the bound is unreported, or of
-what it may have under quality of service, which is less."""
+what it may have under quality of service, which is less. Where it moves a place in an archive, after a quiet second,
+too."""
 
 TIMED_SECONDS: Final = 1.0
 """Between two objects of which it is looked how long the application lets them wait."""
@@ -204,6 +205,10 @@ class FlowTable:
     def is_told_last(self) -> bool:
         """Under the lock: whether what was taken last has to be told before we leave, else it comes again."""
         return any(flow.goes_on for flow in self.by_number.values())
+
+    def owes_places(self) -> bool:
+        """Under the lock: whether something was taken that would come again to the next process, as it is not told."""
+        return any(flow.goes_on and flow.consumed > flow.reported for flow in self.by_number.values())
 
     def note(self) -> bytes:
         """The note of an acknowledgement: what was consumed in all, of those of which something was since the last."""

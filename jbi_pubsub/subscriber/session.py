@@ -53,6 +53,9 @@ log = logging.getLogger("jbi_pubsub.subscriber")
 SHOWN_SECONDS: Final = 5.0
 """Within which publishers of a delegate that is dead go on elsewhere: their numbers tell what is lost of theirs."""
 
+QUIET_SECONDS: Final = 1.0
+"""When so long nothing was to be done, a durable subscription tells what was taken meanwhile."""
+
 
 class DelegateSession:
     """See the module. The link's condition covers all state."""
@@ -251,7 +254,9 @@ class DelegateSession:
             while not (link.is_dirty or link.is_lost or link.stopping.is_set() or self._stands_empty()):
                 if time.monotonic() >= min(self.registry.ask_at, self.losses.ask_at):
                     return
-                link.changed.wait(1.0)
+                if not link.changed.wait(QUIET_SECONDS) and self.flows.owes_places():
+                    self.connection.owe_report()
+                    return
 
     def _lose_session(self, why: JbiError, session_id: str = "") -> None:
         """The delegate does not know that session any more ("": whichever it is). Called on the session's threads or

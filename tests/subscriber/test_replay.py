@@ -262,6 +262,25 @@ def test_what_was_taken_last_is_told_when_the_application_leaves(
     eventually(lambda: stream.consumed == 3, what=lambda: stream.consumed)
 
 
+def test_what_was_taken_is_told_after_a_quiet_while_though_it_is_little(
+    federation: Any,
+    archive: Callable[..., Past],
+    eventually: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Given a durable subscription, to which nothing comes any more
+    monkeypatch.setattr("jbi_pubsub.subscriber.session.QUIET_SECONDS", 0.05)
+    past = archive([an_object(n) for n in range(1, 11)])
+    subscriber = federation.subscriber()
+    uid = subscriber.register_subscriber(type_name="t", durable="d", start="all")
+    eventually(lambda: subscriber.status()["subscriptions"][uid]["arrived"] == 10)
+    # When the application takes some, far fewer than a quarter of its bound, and stays
+    assert _received(subscriber, uid, 3) == [1, 2, 3]
+    (stream,) = past.streams()
+    # Expect these to be told, and no more
+    eventually(lambda: stream.consumed == 3, what=lambda: stream.consumed)
+
+
 def test_acknowledging_is_heard(federation: Any, archive: Callable[..., Past], eventually: Callable[..., Any]) -> None:
     # Given a durable subscription with explicit acknowledgement
     past = archive([an_object(n) for n in range(1, 6)])
