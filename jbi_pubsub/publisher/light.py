@@ -93,8 +93,7 @@ class PublisherAdapterLight:
         """Connect to a delegate with these characteristics; None is a wildcard. A new id with each call.
 
         Waits up to `timeout` seconds (default [lookup] timeout) for one to appear. If it goes away later, another one
-        with the same characteristics takes over, with all registrations. Raises DelegateNotFoundError
-        (with what was looked for and what exists) or LookupNotFoundError.
+        like it takes over, with all registrations. Raises DelegateNotFoundError, LookupNotFoundError.
         """
         self._check_open()
         seconds = self._config.lookup.timeout if timeout is None else timeout
@@ -241,8 +240,7 @@ class PublisherAdapterLight:
 
     @checked
     def flush(self, timeout: float = 10.0) -> None:
-        """Wait until the delegates have taken all that was published before. Raises BackPressureError after `timeout`
-        s."""
+        """Wait until the delegates have all that was published before. Raises BackPressureError after `timeout` s."""
         with self._lock:
             connections = list(self._connections.values())
         deadline = time.monotonic() + timeout
@@ -293,9 +291,7 @@ class PublisherAdapterLight:
 
     @checked
     def close(self, timeout: float = 5.0) -> None:
-        """Disconnect from all delegates, handing over what is queued within `timeout` seconds. Safe to call twice.
-
-        What is left then is logged as lost, by registration. One that is open when the interpreter ends is closed."""
+        """Disconnect from all delegates, handing over what is queued within `timeout` seconds. Safe to call twice."""
         if not self._birthplace.is_here():
             return  # a forked child: the connections are its parent's
         with self._lock:
