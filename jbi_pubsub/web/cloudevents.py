@@ -28,6 +28,7 @@ from .operations import CLOUDEVENT, EVENT_TIME
 from .replies import Reply
 
 ROOT: Final = "cloudevent"
+_MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 ATTRIBUTES_MOST: Final = 50
 TEXT_MOST: Final = 8 << 10
 """Characters of an attribute."""
@@ -120,7 +121,7 @@ def event_reply(obj: InfoObject, mode: str, headers: tuple[tuple[bytes, bytes], 
 
 def _structured(body: bytes) -> tuple[dict[str, str], bytes]:
     try:
-        given = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        given = _MEMBERS.decode(body)
         values = {name: msgspec.json.decode(raw) for name, raw in given.items()}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise _bad(f"the body is no event: {exc}"[:300], "A JSON object") from exc

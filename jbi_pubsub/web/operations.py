@@ -7,6 +7,7 @@ path, `read` gives its parameters' values from path, query and headers, and `doc
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -164,6 +165,8 @@ class OperationTable:
         structs |= {op.body for op in self.operations if op.body not in (None, MULTIPART, CLOUDEVENT)}
         named = sorted({*structs, Problem}, key=lambda kind: kind.__name__)
         _, components = msgspec.json.schema_components(named, ref_template="#/components/schemas/{name}")
+        for each in components.values():  # of msgspec some versions leave the margin of a docstring, others do not
+            each["description"] = inspect.cleandoc(each["description"])
         components["Problem"]["properties"]["code"]["enum"] = [code for code, _, _ in codes()]
         paths: dict[str, Any] = {}
         for op in self.operations:

@@ -264,7 +264,7 @@ def test_a_broker_that_ends_each_connection_is_asked_ever_less_often(tmp_path: P
     [
         (b"\x24\x00", "it has no QoS 1"),
         (b"\x21\x00\x01\x27\x00\x00\x00\x01\x22\xff\xff\x13\x00\x01\x29\x00", ""),  # one at a time, of one byte ...
-        (b"\x11\x00\x00\x00\x05", "keeps our session for 5 s alone"),
+        (b"\x11\x00\x00\x00\x05", "keeps the session for 5 s only"),
     ],
 )
 def test_what_a_broker_says_of_itself_is_kept_to(

@@ -244,6 +244,6 @@ def test_without_the_libraries_of_an_archive_it_says_which_extra_or_setting(
     code, out, err = said("--no-multicast", "--set", "lookup.port=0", "node", "start", "--folder", str(tmp_path / "f"))
     assert (code, out, len(err.splitlines())) == (2, "", 1)
     assert library in err
-    assert "jbi-pubsub[node]" in err
+    assert "jbi-pubsub[archive]" in err
     assert "archive = false" in err
     assert not is_held(tmp_path / "f")

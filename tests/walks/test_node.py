@@ -274,7 +274,7 @@ def test_a_disk_that_fails_is_told_to_the_client_and_to_syslog(
             connection.destroySequence(publisher)
         assert publisher.getSequenceState() == 3
         said = iter(lambda: syslog.recv(4096), b"")
-        assert any(b"ERROR jbi_pubsub.archive: nothing is kept until" in each for each in said)
+        assert any(b"ERROR jbi_pubsub.archive: no object is kept until" in each for each in said)
 
 
 @pytest.mark.row("G-36")
