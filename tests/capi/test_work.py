@@ -80,7 +80,7 @@ def test_publishing_by_the_common_api_is_five_calls_more_than_by_the_adapter(
 @pytest.mark.parametrize(
     ("view", "predicate", "parsed", "most"),
     [
-        pytest.param(None, "//lat>33", 0, 70, id="metadata: none is parsed"),
+        pytest.param(None, "//lat>33", 0, 72, id="metadata: none is parsed"),
         pytest.param(
             "combined", "//lat>33 and //og:PayloadLength>5", 1, 130, id="combined view: once for all that ask"
         ),
