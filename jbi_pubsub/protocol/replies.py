@@ -84,6 +84,8 @@ class SubscribeReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     error: ErrorReport | None = None
     impossible: tuple[str, ...] = ()
     """Why it can match nothing of what is registered now, by the schemas of these types; () if it may."""
+    judged: int = 0
+    """Number of registrations of which that is said."""
 
 
 class Answers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

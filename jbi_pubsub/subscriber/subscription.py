@@ -7,8 +7,9 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.errors import JbiError
 from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice
 from jbi_pubsub.core.quality import GrantedQos, Wish
@@ -24,6 +25,20 @@ log = logging.getLogger("jbi_pubsub.subscriber")
 matching_log = logging.getLogger("jbi_pubsub.subscriber.matching")
 """Matching of subscriptions, for people: a line when one is made, when that changes before something matches, and when
 it can match nothing."""
+
+CONTRADICTIONS_MOST: Final = 100
+"""Delegates and peer publishers of which a subscription knows whether it can match nothing there; the last ones."""
+
+
+class Contradiction(NamedTuple):
+    """Why a subscription can match nothing at a delegate or peer publisher, a line for each condition, and of how many
+    registrations that was said."""
+
+    lines: tuple[str, ...] = ()
+    judged: int = 0
+
+
+_NONE: Final = Contradiction()
 
 FILTERS_MOST: Final = 4
 """Payload filters of a subscription, the last ones, by which what comes may be cut."""
@@ -255,23 +270,30 @@ class LocalSubscription:
         self.stood_at: set[str] = set()
         """Delegates and peer publishers (service ids) at which it has stood: there it has got what was published
         meanwhile, or is told of the loss."""
-        self.contradictions: dict[str, tuple[str, ...]] = {}
-        """Why it can match nothing of what is registered at a delegate or peer publisher, by service ids."""
+        self._contradictions: Cache[str, Contradiction] = Cache(CONTRADICTIONS_MOST)
+        """Those of delegates and peer publishers, by service ids."""
         self._since: float | None = None
 
-    @property
-    def impossible(self) -> tuple[str, ...]:
-        """Why it can match nothing wherever it stands; () if it may."""
-        said = list(self.contradictions.values())
-        return tuple(dict.fromkeys(line for lines in said for line in lines)) if all(said) else ()
+    def impossible(self, registrations: Mapping[str, int]) -> tuple[str, ...]:
+        """Why it can match nothing of `registrations`, which match it now, by service ids of delegates and peer
+        publishers; () if it may, or if other ones have come since that was judged."""
+        said = [self._contradictions.get(server, _NONE) for server in registrations]
+        if not all(each.lines for each in said):
+            return ()
+        if any(each.judged < count for each, count in zip(said, registrations.values(), strict=True)):
+            return ()
+        return tuple(dict.fromkeys(line for each in said for line in each.lines))
 
     def note_contradictions(self, server: str, answer: SubscribeReply) -> None:
         """A delegate or peer publisher may have said why it can match nothing there. Its application is told once."""
         if answer.granted is None:
             return
-        before, self.contradictions[server] = self.impossible, answer.impossible
-        for line in self.impossible:
-            if line not in before:
+        before = self._contradictions.get(server, _NONE)
+        self._contradictions[server] = Contradiction(answer.impossible, answer.judged)
+        if not all(each.lines for each in list(self._contradictions.values())):
+            return
+        for line in answer.impossible:
+            if line not in before.lines:
                 matching_log.warning("subscription %s: %s", self.uid, line, extra={"subscription": self.uid})
 
     @property

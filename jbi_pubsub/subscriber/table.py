@@ -6,6 +6,7 @@ import logging
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -163,10 +164,12 @@ class SubscriptionTable:
     def matching(self, subscription: LocalSubscription) -> Matching:
         """Number of registrations that it matches, and why there is none."""
         watch = self.watches.of(subscription.uid)
-        count = len(watch.cache.items()) if watch is not None else 0
+        items = watch.cache.items() if watch is not None else []
+        count = len(items)
         why = "" if count else self._published.why_none(subscription.request.entries)
         why = f"{why}; what archives have comes all the same" if why and has_past(subscription) else why
-        return Matching(count, why, subscription.impossible if count else ())
+        at = Counter(item.proxy.service_id for item in items)
+        return Matching(count, why, subscription.impossible(at) if count else ())
 
     def wait_matched(self, uid: str, count: int, timeout: float) -> int:
         """Number of delegates and peer publishers where it stands, as soon as it is `count`, or after that time."""

@@ -205,15 +205,15 @@ class StatusReports:
             for role, uid, name, caller, count in found
         ]
 
-    def impossible(self, request: SubscriptionRequest) -> tuple[str, ...]:
-        """Why a subscription can match nothing of what is registered here, as it contradicts the schemas; () if it may,
-        or that is not known."""
+    def impossible(self, request: SubscriptionRequest) -> tuple[tuple[str, ...], int]:
+        """Why a subscription can match nothing of what is registered here, as it contradicts the schemas, and of how
+        many registrations that is said; () and 0 if it may, or that is not known."""
         with self._tables.lock:
             topics = [each for each in self._tables.topics.find(request.entries) if each.registrations]
         gates = {each.type: each.gate for each in topics if each.gate is not None}
         if len(gates) > TYPES_JUDGED or any(each.gate is None for each in topics):
-            return ()
-        return contradictions(request, list(gates.values()))
+            return (), 0
+        return contradictions(request, list(gates.values())), sum(each.registrations for each in topics)
 
     def explain(self, uid: str, metadata: bytes, payload: bytes, head: Head | None = None) -> dict[str, object]:
         """Why an object would be delivered to a subscription, or not, for each registration here, as plain data (see

@@ -255,7 +255,8 @@ class SubscriberCalls:
             late = max(0.0, elapsed)
             request = _request(said)
             granted = delegate.subscribers.subscribe(session_id, request, duration, age, elapsed=late, caller=caller)
-            return SubscribeReply(granted, impossible=delegate.reports.impossible(request) if is_judged else ())
+            impossible, judged = delegate.reports.impossible(request) if is_judged else ((), 0)
+            return SubscribeReply(granted, impossible=impossible, judged=judged)
         except UnknownUidError:
             raise  # the session is gone, and with it all of the call
         except JbiError as exc:

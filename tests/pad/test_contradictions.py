@@ -70,6 +70,39 @@ def test_what_can_match_and_what_is_not_validated_is_told_nothing(federation: An
     assert subscriber.matching(odd).impossible == ()
 
 
+def test_a_registration_that_comes_later_takes_the_contradiction_away(
+    published: Any, federation: Any, figures: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given a subscription of any type that contradicts the schema of the only registration
+    subscriber = federation.subscriber()
+    uid = subscriber.register_subscriber(predicate="//latt > 3")
+    eventually(lambda: subscriber.matching(uid).impossible)
+    # When a registration comes whose metadata may have what the predicate asks for
+    delegate = published.connect_to_delegate("alpha", "rome")
+    published.register_publisher(delegate, figures.schema, figures.figure_1, validate=False)
+    eventually(lambda: subscriber.matching(uid).registrations == 2)
+    # Expect nothing to be said of it any more: the delegate has not judged that one
+    assert subscriber.matching(uid).impossible == ()
+
+
+def test_what_a_dead_delegate_said_is_not_said_of_those_that_live(
+    published: Any, federation: Any, figures: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given the only registration that contradicts a subscription, beside one whose metadata are not validated
+    subscriber = federation.subscriber()
+    uid = subscriber.register_subscriber(predicate="//latt > 3")
+    eventually(lambda: subscriber.matching(uid).impossible)
+    published.close()
+    eventually(lambda: subscriber.matching(uid).registrations == 0)
+    federation.pad("bravo", "rome")
+    other = federation.light()
+    delegate = other.connect_to_delegate("bravo", "rome")
+    other.register_publisher(delegate, figures.schema, figures.figure_1, validate=False)
+    assert subscriber.wait_matched(uid) >= 1
+    eventually(lambda: subscriber.matching(uid).registrations == 1)
+    assert subscriber.matching(uid).impossible == ()
+
+
 def test_an_operator_is_told_of_a_keep_rule_that_contradicts_a_type(
     federation: Any, figures: Any, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
