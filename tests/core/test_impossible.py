@@ -108,3 +108,21 @@ def test_an_expression_that_would_take_long_is_not_judged() -> None:
     for _ in range(3):
         assert impossible("//*[.//*[.//x]]", {}, outline) == ()
     assert time.process_time() - begun < 3
+
+
+def test_types_that_may_stand_for_one_are_work_as_well() -> None:
+    # Given elements of a type from which many others are derived, each of which xsi:type may put there
+    derived = "".join(
+        f'<xs:complexType name="t{number}"><xs:complexContent><xs:extension base="b"/></xs:complexContent>'
+        "</xs:complexType>"
+        for number in range(500)
+    )
+    elements = "".join(f'<xs:element name="e{number}" type="b"/>' for number in range(300))
+    text = (
+        f'<xs:schema xmlns:xs="{XSD}"><xs:complexType name="b"/>{derived}<xs:element name="r"><xs:complexType>'
+        f"<xs:sequence>{elements}</xs:sequence></xs:complexType></xs:element></xs:schema>"
+    )
+    outline = SchemaOutline([etree.fromstring(text)], "r")
+    # Expect a path that needs no look at all of them to be judged, and one that does not to be
+    assert impossible("e0/x", {}, outline)
+    assert impossible("//x > 3", {}, outline) == ()

@@ -23,7 +23,7 @@ NEVER_NUMBERS: Final = frozenset((
 """Built-in types none of whose texts is a number of XPath (XML Schema part 2, section 3)."""
 
 MAX_WORK: Final = 400_000
-"""Declarations looked at for one schema as long as it is known, some 0.2 s in all; then nothing more is said."""
+"""Declarations looked at for one schema as long as it is known, some 0.5 s in all; then nothing more is said."""
 
 CLOSURES_KEPT: Final = 32
 """Elements of which it is remembered what can lie below them."""
@@ -159,17 +159,17 @@ class SchemaOutline:
         name = "" if named is None else _clark(declaration, named)
         if name == _ANY_TYPE:
             return None
-        found = [inside if inside is not None else self._definition(name)]
-        if found[0] is None or found[0].tag == _TYPES[1]:  # any complex type of simple content may extend it
+        first = inside if inside is not None else self._definition(name)
+        if first is None or first.tag == _TYPES[1]:  # any complex type of simple content may extend it
             return self._extending
-        waiting = [name]
+        found, waiting = {first: None}, [name]
         while waiting:
-            above = waiting.pop()
-            for each in self._derived.get(above, ()):
+            for each in self._derived.get(waiting.pop(), ()):
+                self._spend(1)
                 if each not in found:
-                    found.append(each)
+                    found[each] = None
                     waiting.append(f"{target_of(each.getroottree().getroot())}{each.get('name')}")
-        return [each for each in found if each is not None]
+        return list(found)
 
     def _collect(self, part: Element, content: NodeContent, seen: set[Element]) -> None:
         """Add what a definition, or a part of one, holds; also what a restriction leaves out of its base."""
