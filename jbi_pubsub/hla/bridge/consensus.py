@@ -281,9 +281,13 @@ def registration_failed(turn: Turn, side: int, label: str, reason: str) -> None:
     near, policy = 1 - side, turn.plan.policy
     found = turn.bridge.rounds[key]
     if reason == "BUSY":
-        _wait_or_give_way(turn, key, side, _rivals(turn, side))
-    elif policy.failure == "add" and (same := [rival for rival in _rivals(turn, side) if rival[2] == key[2]]):
-        _wait_or_give_way(turn, key, side, same)
+        _wait_or_give_way(turn, key, side, _rivals(turn, side), reason)
+    elif (
+        policy.failure == "add"
+        and reason == "LABEL_NOT_UNIQUE"
+        and (same := [rival for rival in _rivals(turn, side) if rival[2] == key[2]])
+    ):
+        _wait_or_give_way(turn, key, side, same, reason)
     elif policy.failure == "smart" and reason == "LABEL_NOT_UNIQUE" and label == key[2]:
         renamed = f"{turn.plan.names[near]}:{label}"
         turn.set_part(key, side, label=renamed)
@@ -305,14 +309,14 @@ def _rivals(turn: Turn, side: int) -> list[Key]:
     ]  # fmt: skip
 
 
-def _wait_or_give_way(turn: Turn, key: Key, side: int, rivals: list[Key]) -> None:
+def _wait_or_give_way(turn: Turn, key: Key, side: int, rivals: list[Key], reason: str) -> None:
     """A point that began over there waits for its turn there; one that is waited for in the same way on the other side
     gives way if it is the greater one."""
     names = turn.plan.names
     waiting = [each for each in rivals if turn.part(each, 1 - side).ok]
     if any((rival[2], names[rival[1]]) < (key[2], names[key[1]]) for rival in waiting):
         turn.count("gave_way")
-        _refuse(turn, key, 1 - side, "BUSY" if key[2] not in {rival[2] for rival in waiting} else "LABEL_NOT_UNIQUE")
+        _refuse(turn, key, 1 - side, reason)
     else:
         turn.set_part(key, side, state="blocked")
         turn.count("buffered")
@@ -413,7 +417,7 @@ def _keep_or_take(turn: Turn, key: Key) -> None:
         turn.set(kept=kept, order=order[-KEPT_MOST:])
         return
     found = bridge.kept.get(label)
-    discarded = sum(len(link.data) for link in bridge.links)
+    discarded = sum(each.key is None for link in bridge.links for each in link.data)
     if found is None:  # what was under way then is not known any more
         turn.count("unknown_save")
         for side in (0, 1):
