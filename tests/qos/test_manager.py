@@ -692,10 +692,13 @@ def test_a_history_of_a_backup_is_older_too(
 
 
 def test_a_manager_that_refuses_to_be_looked_at_is_one_all_the_same(
-    serve: Callable[..., PolicyServer], file: Path
+    federation: Any, serve: Callable[..., PolicyServer], file: Path, eventually: Callable[..., Any]
 ) -> None:
     file.write_text('[[access]]\naction = "peer"\n' + FILE)
-    serve()
+    first = serve()
+    community = federation.stack.enter_context(_community(federation.config))
+    managers = ServiceTemplate(types=(MANAGER_TYPE,))
+    eventually(lambda: [each.service_id for each in community.lookup(managers)] == [first.manager])
     with pytest.raises(PolicyError, match="serves this space already"):
         serve()
 
