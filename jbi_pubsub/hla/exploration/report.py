@@ -12,20 +12,10 @@ from jbi_pubsub.core.errors import StorageError
 from . import chart
 from .scenarios import CELLS, SOLUTIONS, Explored
 from .search import events
-from .system import ChartEvent
+from .system import DATA, ChartEvent
 
 EVENTS_MOST: Final = 200
 """Limit of a chart."""
-
-_STYLE: Final = """
-:root { color-scheme: light dark; font: 15px/1.5 system-ui, sans-serif; }
-body { margin: 2rem auto; max-width: 72rem; padding: 0 1rem; }
-table { border-collapse: collapse; width: 100%; }
-th, td { border: 1px solid #8886; padding: .4rem .6rem; text-align: left; vertical-align: top; }
-.ok { color: #15803d; } .bad { color: #dc2626; font-weight: 600; } .none { opacity: .6; }
-figure { overflow-x: auto; margin: 1rem 0; } summary { cursor: pointer; }
-@media (prefers-color-scheme: dark) { .ok { color: #4ade80; } .bad { color: #f87171; } }
-"""
 
 
 def shown(explored: Explored) -> tuple[str, list[ChartEvent]]:
@@ -45,7 +35,8 @@ def page(explored: Sequence[Explored]) -> str:
     """The whole page."""
     parts = [
         "<!doctype html><html lang='en'><meta charset='utf-8'><meta name='viewport' content='width=device-width'>",
-        f"<title>Bridges between federations</title><style>{_STYLE}</style><h1>Bridges between federations</h1>",
+        f"<title>Bridges between federations</title><style>\n{(DATA / 'report.css').read_text()}</style>",
+        "<h1>Bridges between federations</h1>",
         "<p>Six problems of bridges, four kinds of solutions; each cell with scripts of which every order was tried.",
         " Federates of each federation: ",
         escape(", ".join(sorted({"+".join(map(str, each.sizes)) for each in explored}))),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from immutables import Map
@@ -25,21 +26,14 @@ from jbi_pubsub.hla.bridge.translation import identity
 from jbi_pubsub.hla.exceptions import InvalidLogicalTime, RestoreInProgress, RtiError, SaveInProgress
 from jbi_pubsub.hla.execution import Callback, Execution, FederationModel, Notice, RtiOptions
 from jbi_pubsub.hla.fom import Fom, parsed
+from jbi_pubsub.hla.proxy import modules_of
 
 from . import witness
 from .script import FEDERATIONS, Act, FederateName, FederateScript, Group, InstanceName, filled
 
-FOM: Final = b"""<?xml version="1.0"?>
-<objectModel xmlns="http://standards.ieee.org/IEEE1516-2010">
- <objects><objectClass><name>HLAobjectRoot</name><objectClass><name>Thing</name>
-  <attribute><name>x</name><dataType>HLAoctet</dataType><order>TimeStamp</order></attribute>
- </objectClass></objectClass></objects>
- <interactions><interactionClass><name>HLAinteractionRoot</name><interactionClass><name>Call</name>
-  <order>TimeStamp</order><parameter><name>text</name><dataType>HLAoctet</dataType></parameter>
- </interactionClass></interactionClass></interactions>
-</objectModel>
-"""
-"""Object model of simulations in which nothing but protocols is looked at."""
+DATA: Final = Path(__file__).parent / "data"
+"""Tables of explorations; and explored.xml, the object model of simulations in which nothing but protocols is looked
+at."""
 
 Move = tuple[Any, ...]
 """("step", federate), ("hear", federate), ("tell", bridge, side), ("go", bridge, due)."""
@@ -117,7 +111,7 @@ class Anomaly(NamedTuple):
 @lru_cache(maxsize=1)
 def fom() -> Fom:
     """The object model."""
-    return parsed(("explored.xml", FOM))
+    return parsed(*modules_of([DATA / "explored.xml"]))
 
 
 class SceneMove:
