@@ -431,6 +431,9 @@ def policy(checkup: Checkup) -> Iterator[Finding]:
     running = list(running_servers(checkup))
     for at, facts in running:
         yield _lets_in(at, table_of(facts, "access"))
+        lines = table_of(facts, "access").get("contradictions")
+        for line in lines if isinstance(lines, list) else ():
+            yield Finding("policy", "warning", f"{at}: {line}", "Correct the XPath in that file")
     name = checkup.config.policy.file
     if name:
         yield from _policy_file(checkup, name)

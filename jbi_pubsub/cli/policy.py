@@ -13,20 +13,23 @@ from jbi_pubsub.core.access import ADMIN, Action, Question, Subject
 from jbi_pubsub.core.errors import ConfigurationError, PolicyError
 from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.core.wire.endpoint import Caller
-from jbi_pubsub.policy.access import AccessRules, access_rules, explained, review
+from jbi_pubsub.policy.access import AccessRules, access_rules, explained, review, review_users
 from jbi_pubsub.policy.context import ACTIONS, Addresses, facts_of
-from jbi_pubsub.policy.file import PolicyProblem, nearest, read
+from jbi_pubsub.policy.contradictions import contradictions
+from jbi_pubsub.policy.file import PolicyDocument, PolicyProblem, nearest, read
 from jbi_pubsub.policy.keep import keep_rules
 from jbi_pubsub.policy.policy import OPERATIONS
 from jbi_pubsub.policy.policyfile import DELIVERIES
 from jbi_pubsub.policy.policyset import PolicySet, policies_of
 from jbi_pubsub.policy.policyset import review as review_policies
+from jbi_pubsub.policy.users import read_accounts
 from jbi_pubsub.protocol.services import AdminProxy
 
 from . import policies, simulation, steering
+from .codegen import bundle_of
 from .community import at_address, calling
 from .near import NearNames, pair
-from .options import Arguments, JsonArguments, argument, command, option, repeated
+from .options import EXISTING_FILE, Arguments, JsonArguments, argument, command, option, repeated
 from .settings import CommandSettings, blamed
 from .show import Column, counted, printable, show_json, show_table
 
@@ -56,8 +59,25 @@ class _PolicyFile(JsonArguments):
     file: Path | None = argument(type=click.Path(path_type=Path), required=False)
 
 
-@command(policy, _PolicyFile)
-def check(given: _PolicyFile) -> int:
+class _PolicyCheck(_PolicyFile):
+    schemas: tuple[Path, ...] = repeated("Judge XPaths by this XML Schema; repeatable.", "--schema", type=EXISTING_FILE)
+
+    def judge(self, document: PolicyDocument, rules: AccessRules, matters: PolicySet) -> None:
+        """Note what contradicts schemas, and users whom nobody can be. Raises SchemaError, PolicyError."""
+        config = self.settings.load()
+        for schema in self.schemas:
+            from jbi_pubsub.codegen.repository import TypeRepository
+
+            opened = TypeRepository(cache_dir=config.type_cache()).open_schema(bundle_of(schema))
+            asked = opened.type.name, opened.type.version, opened.impossible
+            document.problems += contradictions([*rules.rules, *matters.rules], *asked)
+        place = config.policy.users
+        if place and "://" not in place and config.tls.identity() is None:  # else a certificate may name them
+            review_users(document, rules, place, read_accounts(Path(place)))
+
+
+@command(policy, _PolicyCheck)
+def check(given: _PolicyCheck) -> int:
     """Check a policy file, with messages like a compiler; without FILE, the configured one.
 
     Exit code 0 if it can be used, also with warnings; otherwise 2.
@@ -65,6 +85,7 @@ def check(given: _PolicyFile) -> int:
     \b
     jbi policy check policy.toml
     policy.toml:7:1: error: unknown key 'usr'. Did you mean 'user'?
+    jbi policy check policy.toml --schema examples/data/intel_imagery/Intel_Imagery.xsd
     """
     path = _path(given.settings, given.file)
     try:
@@ -80,6 +101,7 @@ def check(given: _PolicyFile) -> int:
     if not document.errors:
         review(document, rules)
         review_policies(document, matters.rules)
+        given.judge(document, rules, matters)
     problems = [*document.errors, *document.warnings]
     if given.as_json:
         warned = [{"line": 0, "column": 0, "kind": "warning", "message": line, "hint": ""} for line in said]

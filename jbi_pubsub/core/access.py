@@ -6,7 +6,7 @@ opens and again when `version` has changed, never per object.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol, cast, get_args, runtime_checkable
 
@@ -40,6 +40,8 @@ class Subject:
 
 Namespaces = tuple[tuple[str, str], ...]
 """Prefixes and what they are bound to."""
+Impossible = Callable[[str, Mapping[str, str]], tuple[str, ...]]
+"""Says of an XPath and its prefixes why it is never true for a type, by its schema; () if it may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,10 @@ class AccessPolicy(Protocol):
         """Decision of `allow` and its reasons, as plain data."""
         ...
 
+    def contradictions(self, type_name: str, version: str, impossible: Impossible) -> list[str]:
+        """Warnings about rules whose XPaths are never true for a type, each with its place."""
+        ...
+
     def refused(self) -> Mapping[str, int]:
         """Number of refusals, by action."""
         ...
@@ -136,6 +142,10 @@ class AllowAll:
         decision = self.allow(caller, action, subject)
         return {"allowed": decision.allowed, "rule": decision.rule, "where": decision.where, "reasons": [], "missed": 0}
 
+    def contradictions(self, type_name: str, version: str, impossible: Impossible) -> list[str]:  # noqa: ARG002
+        """There are no rules."""
+        return []
+
     def refused(self) -> Mapping[str, int]:
         """Nothing."""
         return {}
@@ -170,6 +180,10 @@ class Passing:
     def explain(self, caller: Caller, action: Action, subject: Subject) -> dict[str, Any]:
         """See AccessPolicy."""
         return self._inner.explain(caller, action, subject)
+
+    def contradictions(self, type_name: str, version: str, impossible: Impossible) -> list[str]:
+        """See AccessPolicy."""
+        return self._inner.contradictions(type_name, version, impossible)
 
     def refused(self) -> Mapping[str, int]:
         """See AccessPolicy."""

@@ -114,6 +114,8 @@ class AccessStatus(Status, frozen=True):
     """Refusals by action."""
     audit: AuditStatus | UnsetType = UNSET
     users: UsersStatus | UnsetType = UNSET
+    contradictions: list[str] | UnsetType = UNSET
+    """Rules and policies whose XPaths are never true for a type that is published here, by its schema."""
 
 
 class Validity(Status, frozen=True):

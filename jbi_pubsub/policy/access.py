@@ -7,7 +7,7 @@ allowed by several gets what each of them lets through, and nothing that one wit
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -350,3 +350,17 @@ def review(document: PolicyDocument, rules: AccessRules) -> None:
         if pairs > PAIRS_MOST:
             document.warn(rule.place, f"rules behind this one are not compared with the {len(denying)} that deny")
             break
+
+
+def review_users(document: PolicyDocument, rules: AccessRules, file: str, known: Container[str]) -> None:
+    """Note users of rules and groups that have no password in `file`, whose users are `known`: nobody can be one."""
+    named: dict[str, TextPlace] = {}
+    for rule in rules.rules:
+        globs = rule.keys.get("user")
+        named |= dict.fromkeys(globs.exact if isinstance(globs, Globs) else (), rule.place)
+    for name, members in rules.people.groups.items():
+        named |= dict.fromkeys(members.exact, document.key(("group", name)))
+    for user, place in sorted(named.items(), key=lambda each: each[1]):
+        if user and user not in known:
+            message = f"user {user!r} has no password in {file}: nobody can be logged in as that"
+            document.warn(place, message, f"jbi users add {user} --file {file}")

@@ -43,6 +43,11 @@ class PolicyProblem(NamedTuple):
     hint: str = ""
     is_error: bool = True
 
+    def told(self, file: str) -> str:
+        """As compilers say it: file:line:column: error: what. How."""
+        kind = "error" if self.is_error else "warning"
+        return f"{self.place.of(file)}: {kind}: {self.message}" + (f". {self.hint}" if self.hint else "")
+
 
 class PolicyDocument(TomlDocument):
     """The tables of a file, and what was found to be wrong with it. `name` is how the file is called to people."""
@@ -85,11 +90,8 @@ class PolicyDocument(TomlDocument):
         return sorted((p for p in self.problems if not p.is_error), key=lambda p: p.place)
 
     def told(self, problem: PolicyProblem) -> str:
-        """As compilers say it: file:line:column: error: what. How."""
-        kind = "error" if problem.is_error else "warning"
-        return f"{problem.place.of(self.name)}: {kind}: {problem.message}" + (
-            f". {problem.hint}" if problem.hint else ""
-        )
+        """A problem with the file's name."""
+        return problem.told(self.name)
 
     def check(self) -> None:
         """Raises PolicyError about the first error, if there is one."""

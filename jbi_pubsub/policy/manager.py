@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from jbi_pubsub.core.access import Action, Decision, Subject
+from jbi_pubsub.core.access import Action, Decision, Impossible, Subject
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import AccessDeniedError, PolicyError
 from jbi_pubsub.core.files import stamp, written
@@ -241,6 +241,13 @@ class AccessManager:
     def explain(self, caller: Caller, action: Action, subject: Subject) -> dict[str, Any]:
         """Explain the answer of `allow`, as plain data."""
         return explained(self._rules, caller, action, subject, component=self.component)
+
+    def contradictions(self, type_name: str, version: str, impossible: Impossible) -> list[str]:
+        """See AccessPolicy; those of policies are theirs to tell who follow them."""
+        from .contradictions import contradictions  # here: it imports policies
+
+        found = contradictions(self._rules.rules, type_name, version, impossible)
+        return [problem.told(self.path.name) for problem in found]
 
     def record(self, caller: Caller, action: Action, subject: Subject, decision: Decision) -> None:
         """Count a refusal; write it down, and whatever else was asked for."""

@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
+from jbi_pubsub.core.access import Impossible
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import PolicyError
 from jbi_pubsub.core.info_object import Cause, SchemaBundle
@@ -19,6 +20,7 @@ from jbi_pubsub.core.ticker import Job
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.policy.context import facts_of
+from jbi_pubsub.policy.contradictions import contradictions
 from jbi_pubsub.policy.manager import AccessManager
 from jbi_pubsub.policy.policyset import PolicySet
 from jbi_pubsub.protocol.status.quality import QualityStatus, SeriesStatus
@@ -127,6 +129,11 @@ class Enforcement:
     def rounds(self) -> int:
         """Goes up when all contracts were decided anew, by other policies or at another time."""
         return self.local.rounds
+
+    def contradictions(self, type_name: str, version: str, impossible: Impossible) -> list[str]:
+        """Warnings about policies whose XPaths are never true for a type, each with its place."""
+        policies = self.local.policies
+        return [each.told(policies.name) for each in contradictions(policies.rules, type_name, version, impossible)]
 
     def strategy(self) -> Strategy:
         """Strategy by which levels share what is short, now."""

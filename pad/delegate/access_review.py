@@ -36,12 +36,14 @@ class AccessReview:
         sessions: SubscriberSessions,
     ) -> None:
         self._tables = core.tables
+        self._contracts = core.contracts
         self._permissions = core.contracts.permissions
         self._quality = quality = core.contracts.quality
         self._publishers = publishers
         self._subscribers = subscribers
         self._sessions = sessions
         self._asked_round = quality.rounds if quality is not None else 0
+        self._checked = self._in_force
         self._expelled: dict[str, float] = {}
         """Sessions that may not be here any more, and when they end: once they have been told."""
 
@@ -52,6 +54,7 @@ class AccessReview:
         for session_id in [uid for uid, end in self._expelled.items() if end <= now]:
             del self._expelled[session_id]
             self._sessions.drop(session_id, Cause.REFUSED)
+        self._check_types()
         if self._quality is not None and self._quality.rounds != self._asked_round:
             self._asked_round = self._quality.rounds
             for session in [each for each in list(self._tables.sessions.values()) if each.was_refused]:
@@ -82,6 +85,20 @@ class AccessReview:
         if self._subscribers.history is not None:
             self._subscribers.history.ask_again()
         return len(ended)
+
+    @property
+    def _in_force(self) -> tuple[int, int]:
+        return self._permissions.access.version, self._quality.rounds if self._quality is not None else 0
+
+    def _check_types(self) -> None:
+        """Judge rules and policies by the schemas of all types again, if others are in force."""
+        if (in_force := self._in_force) == self._checked:
+            return
+        self._checked = in_force
+        with self._tables.lock:
+            registrations = list(self._tables.registrations.values())
+        for gate in {each.gate.type: each.gate for each in registrations if each.judgement.validates}.values():
+            self._contracts.check_type(gate)
 
     def _may_publish(self, connection: PublisherConnection) -> bool:
         caller = connection.caller

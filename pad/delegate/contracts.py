@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from jbi_pubsub.core.access import AccessPolicy, Action, AllowAll, Subject, demand
+from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import AccessDeniedError
 from jbi_pubsub.core.info_object import TypeName
@@ -24,9 +25,13 @@ from jbi_pubsub.pad.model.quality import Quality
 from jbi_pubsub.pad.model.quota import RequestQuota
 from jbi_pubsub.pad.model.rights import Rights, type_wanted
 from jbi_pubsub.pad.model.subscription import Subscription
+from jbi_pubsub.protocol.conformity import InformationTypeGate
 from jbi_pubsub.protocol.requests import SubscriptionRequest
 
 log = logging.getLogger("jbi_pubsub.pad")
+
+CONTRADICTED_MOST: Final = 200
+"""Types whose warnings are kept, and warnings in the status."""
 
 
 class Permissions:
@@ -75,6 +80,7 @@ class QosContracts:
         self.offers: Final = Offers()
         self._own = own
         self._is_peer = is_peer
+        self._contradictions: Cache[TypeName, tuple[str, ...]] = Cache(CONTRADICTED_MOST)
 
     def open(
         self,
@@ -106,6 +112,22 @@ class QosContracts:
             by_mail=not subscription.request.direct,
             changed=lambda _given: self.tell_quality([subscription]),
         )
+
+    def check_type(self, gate: InformationTypeGate) -> None:
+        """Tell an operator of rules and policies that contradict the schema of a type."""
+        asked = gate.type.name, gate.type.version, gate.impossible
+        said = self.permissions.access.contradictions(*asked)
+        said += self.quality.contradictions(*asked) if self.quality is not None else []
+        before = self._contradictions.get(gate.type, ())
+        self._contradictions[gate.type] = tuple(said)
+        for line in said:
+            if line not in before:
+                log.warning("%s", line)
+
+    def contradictions(self) -> list[str]:
+        """Warnings of `check_type` that hold now."""
+        said = sorted({line for lines in list(self._contradictions.values()) for line in lines})
+        return said[:CONTRADICTED_MOST]
 
     def end(self, contract: Contract | None) -> None:
         """A contract is over."""

@@ -115,8 +115,11 @@ class Registrations:
         except JbiError:
             self.forget_type(gate.type)
             raise
-        if self.archive is not None and registration.topic.registrations == 1:
-            self.archive.check_rule(gate)
+        if registration.topic.registrations == 1:
+            if self.archive is not None:
+                self.archive.check_rule(gate)
+            if request.validate:
+                self._contracts.check_type(gate)
         self._listing.announcer.join(self._listing.item(uid, request, entries), request.secret)
         with self._tables.lock:
             ended = registration.uid not in self._tables.registrations

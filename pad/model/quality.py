@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
+from jbi_pubsub.core.access import Impossible
 from jbi_pubsub.core.info_object import Cause, Head, Parcel, Part, SchemaBundle
 from jbi_pubsub.core.quality import Contract, GrantedQos, PayloadShape, PolicyChanged, Settings, Strategy, Wish
 from jbi_pubsub.core.scheduling import QueuedObject, Work
@@ -137,6 +138,10 @@ class Quality(Protocol):
     @property
     def rounds(self) -> int:
         """Goes up when all contracts were decided anew, by other policies or at another time."""
+        ...
+
+    def contradictions(self, type_name: str, version: str, impossible: Impossible) -> list[str]:
+        """Warnings about policies whose XPaths are never true for a type, each with its place."""
         ...
 
     def strategy(self) -> Strategy:

@@ -375,7 +375,9 @@ class DisseminationServer:
                 compressed=self._config.link.max_compressed,
                 types=self.registry is not None,
             ),
-            access=stages.access.status(),
+            access=msgspec.structs.replace(
+                stages.access.status(), contradictions=self.delegate.contracts.contradictions() or UNSET
+            ),
             archive=self._archived(),
             foreign=stages.remote.status() if stages.remote is not None else UNSET,
             node=self._host.node or UNSET,

@@ -602,7 +602,12 @@ def test_a_federation_that_is_well(
 
 
 def test_what_servers_that_run_keep_and_whom_they_let_in(
-    federation: Any, flags: list[str], findings: Callable[..., Any], eventually: Callable[..., Any], tmp_path: Path
+    federation: Any,
+    flags: list[str],
+    findings: Callable[..., Any],
+    figures: Any,
+    eventually: Callable[..., Any],
+    tmp_path: Path,
 ) -> None:
     # Given a delegate that keeps things and has rules, of which the configuration here knows nothing
     pytest.importorskip("duckdb")
@@ -624,10 +629,16 @@ def test_what_servers_that_run_keep_and_whom_they_let_in(
     lookup, delegate = findings("policy", *flags)
     assert "everybody who can connect may do everything" in lookup["found"]
     assert (delegate["state"], delegate["found"]) == ("ok", f"{at}: 1 access rule of {rules}")
+    # When a rule asks for what a type that is published does not have
+    rules.write_text("[[access]]\n[[access]]\naction = 'subscribe'\nallow = false\nwhere = '//Aera'\n")
+    eventually(lambda: pad.status()["access"]["rules"] == 2)
+    figures.register(federation.light())
+    _, delegate, warning = findings("policy", *flags)
+    assert (warning["state"], "did you mean Area?" in warning["found"]) == ("warning", True)
     # When its rules can't be used any more
     rules.write_text("[[access]")
     eventually(lambda: pad.status()["access"]["fault"])
-    assert states(findings("policy", *flags)) == ["ok", "failure"]
+    assert states(findings("policy", *flags)) == ["ok", "failure", "warning"]
 
 
 def test_mail_that_waits_at_a_server_that_runs(

@@ -128,3 +128,32 @@ def test_an_amendment_takes_the_contradiction_away(published: Any, federation: A
     assert subscriber.matching(uid).impossible
     assert subscriber.amend_subscription(uid, predicate="//lat > 3") == 1
     assert subscriber.matching(uid).impossible == ()
+
+
+def test_an_operator_is_told_of_rules_and_policies_that_contradict_a_type(
+    federation: Any, figures: Any, caplog: pytest.LogCaptureFixture, tmp_path: Path, eventually: Callable[..., Any]
+) -> None:
+    # Given a rule and a policy with elements that no document of the type has, and such a policy about another type
+    rules = tmp_path / "policy.toml"
+    rules.write_text(
+        "[[access]]\naction = ['connect', 'publish', 'peer', 'status']\n"
+        "[[access]]\naction = 'subscribe'\nwhere = \"//Aera = 'Kabul'\"\n"
+        "[[policy]]\nname = 'large'\nwhen = 'metadata(\"//latt > 3\")'\nimportance = 4\n"
+        "[[policy]]\nname = 'other'\nwhen = 'metadata(\"//nothing\") and type == \"b\"'\nimportance = 4\n"
+    )
+    federation.config = msgspec.structs.replace(federation.config, policy=PolicySection(file=str(rules)))
+    delegate = federation.pad("alpha", "rome")
+    # When the type is published, expect a line about each in the log and in the status
+    figures.register(federation.light())
+
+    def said() -> list[str]:
+        lines = delegate.status().access.contradictions
+        return list(lines) if lines is not msgspec.UNSET else []
+
+    assert [line.partition(":")[2].split(":")[0] for line in said()] == ["3", "6"]
+    assert all("did you mean" in line for line in said()), said()
+    told = [record.getMessage() for record in caplog.records]
+    assert all(line in told for line in said())
+    # When the rule is corrected, expect that it is not told any more
+    rules.write_text(rules.read_text().replace("Aera", "Area"))
+    eventually(lambda: len(said()) == 1)

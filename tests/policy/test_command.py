@@ -10,6 +10,7 @@ import pytest
 
 from jbi_pubsub.cli.app import run
 from jbi_pubsub.pad.server.server import DisseminationServer
+from jbi_pubsub.policy.users import Account, write_accounts
 
 
 @pytest.fixture
@@ -297,3 +298,31 @@ def test_what_is_kept_is_checked_as_well(jbi: Any, tmp_path: Path) -> None:
     (tmp_path / "p.toml").write_text("[[keep]]\nage = '1 parsec'\n")
     code, out, _ = jbi("policy", "check", "p.toml")
     assert (code, out.startswith("p.toml:2:7: error: age: '1 parsec' is not in")) == (2, True)
+
+
+@pytest.mark.processes
+def test_xpaths_that_contradict_a_schema_are_warned_of(jbi: Any, tmp_path: Path, figures: Any) -> None:
+    (tmp_path / "p.toml").write_text(
+        "[[access]]\n[[access]]\naction = 'subscribe'\nallow = false\nwhere = '//Aera'\n"
+        "[[access]]\naction = 'subscribe'\ntype = 'other'\nwhere = '//nothing'\n"
+        "[[policy]]\nname = 'a'\nimportance = 4\nreplace = '//latt'\n"
+    )
+    code, out, _ = jbi("policy", "check", "p.toml", "--schema", str(figures.schema))
+    warnings = [line for line in out.splitlines() if "can't match" in line]
+    assert code == 0
+    assert [line.split(" for ")[0] for line in warnings] == [
+        "p.toml:2:1: warning: where,",
+        "p.toml:10:1: warning: policy 'a', replace,",
+    ]
+    assert all("did you mean" in line for line in warnings)
+
+
+def test_users_without_a_password_are_warned_of(jbi: Any, tmp_path: Path) -> None:
+    (tmp_path / "p.toml").write_text("[group]\nops = ['alice']\n[[access]]\nuser = ['bob', 'carol', 'd*', '']\n")
+    write_accounts(tmp_path / "users", {"carol": Account.of("carol", "secret")})
+    code, out, _ = jbi("--set", "policy.users=users", "policy", "check", "p.toml")
+    assert code == 0
+    assert [line.split(" has ")[0] for line in out.splitlines() if "password" in line] == [
+        "p.toml:2:1: warning: user 'alice'",
+        "p.toml:3:1: warning: user 'bob'",
+    ]
