@@ -59,17 +59,25 @@ def _tell(call: ServiceCall, federate: int, callback: str, pairs: set[Pair]) -> 
 def _wanted_classes(fom: Fom, execution: Execution, federate: int, _: Iterable[int]) -> Iterator[Pair]:
     """Classes of which a federate publishes attributes that another one subscribes to."""
     declared = execution.declared
-    others = [each for other, each in declared.subscribed.items() if other != federate]
+    others = [
+        (each, declared.passive.get(other, Map())) for other, each in declared.subscribed.items() if other != federate
+    ]
     for cls, attributes in declared.published.get(federate, Map()).items():
         above = fom.objects[cls - 1].above
-        if any(not set(attributes).isdisjoint(each.get(at, ())) for each in others for at in above):
+        if any(
+            each in attributes and ("o", at, each) not in passive
+            for wanted, passive in others for at in above for each in wanted.get(at, ())
+        ):  # fmt: skip
             yield cls, 0
 
 
 def _heard_classes(fom: Fom, execution: Execution, federate: int, _: Iterable[int]) -> Iterator[Pair]:
     """Interaction classes that a federate publishes, and another one subscribes to."""
-    hears = execution.declared.hears.items()
-    heard = {cls for other, classes in hears if other != federate for cls in classes}
+    hears, passive = execution.declared.hears.items(), execution.declared.passive
+    heard = {
+        cls for other, classes in hears if other != federate
+        for cls in classes if ("i", cls, 0) not in passive.get(other, ())
+    }  # fmt: skip
     for cls in execution.declared.sends.get(federate, ()):
         if not heard.isdisjoint(fom.interactions[cls - 1].above):
             yield cls, 0
@@ -90,11 +98,12 @@ def _in_scope(_: Fom, execution: Execution, federate: int, handles: Iterable[int
 
 
 def _relevant(_: Fom, execution: Execution, federate: int, handles: Iterable[int]) -> Iterator[Pair]:
-    """Attributes that a federate owns, and another one gets values of."""
-    others = execution.declared.subscribed
+    """Attributes that a federate owns, and another one gets values of, who says so."""
+    by_handle, passive = execution.instances.by_handle, execution.declared.passive
     return (
-        (at, each) for at in handles for other in others
-        for each, owner in _reflected(execution, other, at) if owner == federate
+        (at, each) for at in handles for other in execution.declared.subscribed
+        for each, owner in _reflected(execution, other, at)
+        if owner == federate and ("o", by_handle[at].known[other], each) not in passive.get(other, ())
     )  # fmt: skip
 
 

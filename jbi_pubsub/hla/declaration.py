@@ -6,11 +6,13 @@ subscriptions, and for interaction classes. Subscribing makes what exists known:
 
 from __future__ import annotations
 
+from typing import Any
+
 from immutables import Map
 
 from . import objects, ownership
 from .execution import Handles, ServiceCall, put_entry
-from .fom import checked_attributes, interaction_class, object_class
+from .fom import checked_attributes, interaction_class, object_class, update_rate
 
 # -- object classes -------------------------------------------------------------------------------------------------
 
@@ -34,10 +36,16 @@ def unpublish_object_class_attributes(call: ServiceCall, cls: int, attributes: H
     ownership.lose_unpublished(call, cls, _take_out(call, "published", cls, attributes))
 
 
-def subscribe_object_class_attributes(call: ServiceCall, cls: int, attributes: Handles) -> None:
+def subscribe_object_class_attributes(
+    call: ServiceCall, cls: int, attributes: Handles, rate: str = "", passive: bool = False
+) -> None:
     """The federate hears of instances of the class and those below it, and of these attributes; adds to what it
-    subscribes to (clause 5.6). Raises InvalidObjectClassHandle, AttributeNotDefined."""
+    subscribes to, and says of these anew how often it wants them, and whether others are advised of it (clause 5.6).
+    Raises InvalidObjectClassHandle, AttributeNotDefined, InvalidUpdateRateDesignator."""
+    hertz = update_rate(call.model.fom, rate) if rate else 0.0
     _add(call, "subscribed", cls, attributes)
+    _note(call, "rates", {(cls, each): hertz for each in attributes})
+    _note(call, "passive", {("o", cls, each): passive for each in attributes})
     objects.discover(call, cls)
 
 
@@ -48,7 +56,27 @@ def unsubscribe_object_class(call: ServiceCall, cls: int) -> None:
 
 def unsubscribe_object_class_attributes(call: ServiceCall, cls: int, attributes: Handles) -> None:
     """The federate hears nothing of these attributes. Raises as subscribe_object_class_attributes."""
-    _take_out(call, "subscribed", cls, attributes)
+    gone = _take_out(call, "subscribed", cls, attributes)
+    _note(call, "rates", {(cls, each): 0.0 for each in gone})
+    _note(call, "passive", {("o", cls, each): False for each in gone})
+
+
+def get_update_rate_value_for_attribute(call: ServiceCall, instance: int, attribute: int) -> float:
+    """The answer is how often a second the federate wants the attribute at most; 0.0: always (clause 10.14). Raises
+    ObjectInstanceNotKnown, AttributeNotDefined."""
+    known = call.known_class(instance)
+    checked_attributes(known, (attribute,))
+    return call.execution.declared.rates.get(call.federate, Map()).get((known.handle, attribute), 0.0)
+
+
+def _note(call: ServiceCall, table: str, said: dict[Any, float | bool]) -> None:
+    """Some of what the federate says beside its subscriptions; of what is 0 nothing is kept."""
+    declared = getattr(call.execution.declared, table)
+    before = own = declared.get(call.federate, Map())
+    for key, value in said.items():
+        own = own.set(key, value) if value else own.delete(key) if key in own else own
+    if own is not before:
+        call.change("declared", **{table: put_entry(declared, call.federate, own)})
 
 
 def _add(call: ServiceCall, table: str, cls: int, attributes: Handles) -> None:
@@ -83,14 +111,17 @@ def unpublish_interaction_class(call: ServiceCall, cls: int) -> None:
     _set_class(call, "sends", cls, is_in=False)
 
 
-def subscribe_interaction_class(call: ServiceCall, cls: int) -> None:
-    """The federate gets interactions of the class and those below it (clause 5.8)."""
+def subscribe_interaction_class(call: ServiceCall, cls: int, passive: bool = False) -> None:  # a service's argument
+    """The federate gets interactions of the class and those below it; nobody is advised of it who subscribes passively
+    (clause 5.8)."""
     _set_class(call, "hears", cls, is_in=True)
+    _note(call, "passive", {("i", cls, 0): passive})
 
 
 def unsubscribe_interaction_class(call: ServiceCall, cls: int) -> None:
     """The federate gets none any more (clause 5.9)."""
     _set_class(call, "hears", cls, is_in=False)
+    _note(call, "passive", {("i", cls, 0): False})
 
 
 def _set_class(call: ServiceCall, table: str, cls: int, *, is_in: bool) -> None:

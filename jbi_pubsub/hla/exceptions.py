@@ -64,6 +64,8 @@ class ObjectInstanceNameInUse(RtiError): """An object instance has that name."""
 class IllegalName(RtiError): """A name that no object instance can have: it is empty, or begins with HLA."""
 class ObjectInstanceNameNotReserved(RtiError): """The federate has not reserved that name."""
 class DeletePrivilegeNotHeld(RtiError): """The federate does not own HLAprivilegeToDeleteObject of the instance."""
+class InvalidTransportationType(RtiError): """There is no such transportation type."""
+class InvalidUpdateRateDesignator(RtiError): """The object model has no update rate of that name."""
 class NameNotFound(RtiError): """The federation object model has nothing of that name."""
 
 # ownership

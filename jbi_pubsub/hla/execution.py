@@ -31,6 +31,7 @@ Asked = Literal["TAR", "TARA", "NMR", "NMRA", "FQR", "constrained"]
 
 K = TypeVar("K", int, str)
 V = TypeVar("V", bound=Sized)
+T = TypeVar("T")
 
 
 def put_entry(table: Map[K, V], key: K, value: V) -> Map[K, V]:
@@ -40,6 +41,13 @@ def put_entry(table: Map[K, V], key: K, value: V) -> Map[K, V]:
     return table.delete(key) if key in table else table
 
 
+def without_first(table: Map[tuple[int, int], T], first: int) -> Map[tuple[int, int], T]:
+    """The table without what begins so."""
+    for key in [key for key in table if key[0] == first]:
+        table = table.delete(key)
+    return table
+
+
 class Callback(NamedTuple):
     """Callback to a federate: its name by the standard, in Python style, and its arguments."""
 
@@ -47,6 +55,8 @@ class Callback(NamedTuple):
     arguments: tuple[Any, ...] = ()
     is_best_effort: bool = False
     """Whether it may be lost on its way to a federate that is slow."""
+    rates: tuple[float, ...] = ()
+    """Update rates of the reflected values; 0.0: all are wanted. (): of each."""
 
 
 CONVEYED: Final = {"reflect_attribute_values": 5, "receive_interaction": 5, "remove_object_instance": 4}
@@ -151,6 +161,10 @@ class Declared(NamedTuple):
     """Advisories that a federate gets."""
     conveyed: Map[int, bool] = Map()
     """Federates who are told by whom something was sent."""
+    passive: Map[int, Map[tuple[str, int, int], bool]] = Map()
+    """Subscriptions of which nobody is advised: "o", a class and an attribute, or "i", an interaction class and 0."""
+    rates: Map[int, Map[tuple[int, int], float]] = Map()
+    """Update rates, by object class and attribute, where a federate has subscribed with one."""
 
     def without(self, federate: int) -> Declared:
         """After it has left."""
@@ -182,6 +196,10 @@ class Instances(NamedTuple):
     """Order of an instance's attributes, where its owner has changed it."""
     sent: Map[tuple[int, int], Order] = Map()
     """Order of a federate's interactions of a class, where it has changed it."""
+    transports: Map[tuple[int, int], int] = Map()
+    """Transportation of an instance's attribute, where its owner has changed it."""
+    sends: Map[tuple[int, int], int] = Map()
+    """The same of a federate's interactions of a class."""
     reserved: Map[str, int] = Map()
     """Names that a federate has reserved."""
 
@@ -191,12 +209,9 @@ class Instances(NamedTuple):
         for handle, instance in self.by_handle.items():
             if federate in instance.known:
                 by_handle = by_handle.set(handle, instance._replace(known=instance.known.delete(federate)))
-        sent = self.sent
-        for key in self.sent:
-            if key[0] == federate:
-                sent = sent.delete(key)
         reserved = Map({name: owner for name, owner in self.reserved.items() if owner != federate})
-        return self._replace(by_handle=by_handle, sent=sent, reserved=reserved)
+        sent, sends = without_first(self.sent, federate), without_first(self.sends, federate)
+        return self._replace(by_handle=by_handle, sent=sent, sends=sends, reserved=reserved)
 
 
 # -- ownership management ---------------------------------------------------------------------------------------------

@@ -126,6 +126,20 @@ class FederateAmbassador:
     def provide_attribute_value_update(self, instance: int, attributes: tuple[int, ...], tag: bytes) -> None:
         """Somebody wants values of what it owns."""
 
+    def confirm_attribute_transportation_type_change(
+        self, instance: int, attributes: tuple[int, ...], transportation: int
+    ) -> None:
+        """These are sent as the federate has asked."""
+
+    def report_attribute_transportation_type(self, instance: int, attribute: int, transportation: int) -> None:
+        """The type that it has."""
+
+    def confirm_interaction_transportation_type_change(self, cls: int, transportation: int) -> None:
+        """The federate's interactions of the class are sent as it has asked."""
+
+    def report_interaction_transportation_type(self, federate: int, cls: int, transportation: int) -> None:
+        """The type that those of a federate have."""
+
     def request_retraction(self, retraction: int) -> None:
         """The message that it got with that handle is taken back."""
 

@@ -1,10 +1,10 @@
 """The federation object model: object classes with attributes, interaction classes with parameters.
 
 Read from modules in the OMT XML of IEEE 1516.2-2010, of any namespace. Of a module are read: object classes,
-attributes, interaction classes, parameters, their nesting, `order`, `transportation` and `dataType`. Data types and
-dimensions are checked (`rules`), and have no effect: an RTI here carries values as opaque bytes to all who subscribe.
-Sharing, switches and notes are passed over. The roots HLAobjectRoot (with HLAprivilegeToDeleteObject) and
-HLAinteractionRoot are there in any case.
+attributes, interaction classes, parameters, their nesting, `order`, `transportation` and `dataType`; and update rates.
+Data types and dimensions are checked (`rules`), and have no effect: an RTI here carries values as opaque bytes to all
+who subscribe. Sharing, switches and notes are passed over. The roots HLAobjectRoot (with HLAprivilegeToDeleteObject)
+and HLAinteractionRoot are there in any case.
 
 Modules are merged (clause 4.1.4 of IEEE 1516-2010): a class may stand in several, as itself or without members; where
 two say different things of it, they are refused, but for members that a module of IEEE 1516.2-2025 adds. Handles are
@@ -33,6 +33,7 @@ from .exceptions import (
     InconsistentFom,
     InvalidInteractionClassHandle,
     InvalidObjectClassHandle,
+    InvalidUpdateRateDesignator,
     NameNotFound,
     RtiError,
 )
@@ -40,6 +41,10 @@ from .omt import children, is_of_2025, local_name, root_of, text_of
 from .rules import check
 
 Order = Literal["receive", "timestamp"]
+
+RELIABLE: Final = 1
+BEST_EFFORT: Final = 2
+"""Handles of the transportation types: what goes by best effort may be lost on its way to a federate that is slow."""
 
 OBJECT_ROOT: Final = "HLAobjectRoot"
 INTERACTION_ROOT: Final = "HLAinteractionRoot"
@@ -61,8 +66,8 @@ class ClassMember(NamedTuple):
     """Its name; "": the model says none."""
     order: Order = "receive"
     """In which its values are delivered when they are sent with a time; of a parameter its class's counts."""
-    is_best_effort: bool = False
-    """Its values may be lost on their way to a federate that is slow."""
+    transportation: int = RELIABLE
+    """One of the handles of transportation types."""
 
 
 class Class(NamedTuple):
@@ -77,7 +82,7 @@ class Class(NamedTuple):
     """Handles of its attributes or parameters, those of classes above it too; sorted."""
     order: Order = "receive"
     """Order of an interaction class."""
-    is_best_effort: bool = False
+    transportation: int = RELIABLE
     """As of an attribute; of an interaction class."""
 
 
@@ -96,6 +101,8 @@ class Fom(NamedTuple):
     """The same for models that say the same."""
     modules: tuple[tuple[str, bytes], ...] = ()
     """What it was read from, by name."""
+    rates: Map[str, float] = Map()
+    """Update rates by name: so many a second at most; 0.0: all."""
 
     def object_class(self, name: str) -> int:
         """Handle of an object class by its name, with or without HLAobjectRoot. Raises NameNotFound."""
@@ -151,6 +158,14 @@ def _class_at(classes: tuple[Class, ...], handle: int, what: str, error: type[Rt
     return classes[handle - 1]
 
 
+def update_rate(fom: Fom, name: str) -> float:
+    """The number a second at most; 0.0: all (clause 10.13). Raises InvalidUpdateRateDesignator."""
+    if name not in fom.rates:
+        hint = near_hint(name, sorted(fom.rates))
+        raise InvalidUpdateRateDesignator(f"no update rate {name[:200]!r} in the object model", hint=hint)
+    return fom.rates[name]
+
+
 def checked_attributes(known: Class, attributes: tuple[int, ...]) -> tuple[int, ...]:
     """Sorted, each once. Raises AttributeNotDefined."""
     if len(attributes) == 1 and attributes[0] in known.members:
@@ -179,7 +194,7 @@ class _Said(NamedTuple):
     members: dict[str, ClassMember]
     order: Order | None
     where: str
-    is_best_effort: bool = False
+    transportation: int = RELIABLE
     is_adding: bool = False
     """A module of IEEE 1516.2-2025, which may add members to a class."""
 
@@ -196,7 +211,21 @@ def parsed(*modules: tuple[str, bytes]) -> Fom:
     for name, root in roots:
         _read_module(name, root, objects, interactions)
     check(roots)
-    return _made(_agreed(objects), _agreed(interactions))._replace(modules=tuple(sorted(modules)))
+    return _made(_agreed(objects), _agreed(interactions), _rates(roots))._replace(modules=tuple(sorted(modules)))
+
+
+def _rates(roots: list[tuple[str, Element]]) -> dict[str, float]:
+    """The update rates of all modules (IEEE 1516.2-2010, 4.10)."""
+    found: dict[str, float] = {}
+    tables = [(module, table) for module, root in roots for table in children(root, "updateRates")]
+    for module, row in [(module, row) for module, table in tables for row in children(table, "updateRate")]:
+        name, said = text_of(row, "name"), text_of(row, "rate")
+        what = f"{module}:{row.sourceline}: the update rate {name[:100]!r}"
+        if not name or not re.fullmatch(r"\d{1,9}(\.\d{0,9})?", said):
+            raise ErrorReadingFom(f"{what} is {said[:100]!r}", hint="Name it, and give a number a second")
+        if found.setdefault(name, float(said)) != float(said):
+            raise InconsistentFom(f"{what} is another one in another module", hint="Say the same in both")
+    return found
 
 
 def _read_module(name: str, root: Element, objects: _Sayings, interactions: _Sayings) -> None:
@@ -232,11 +261,11 @@ def _read_class(source: tuple[str, bool], element: Element, kinds: tuple[str, st
     for each in children(element, member):
         place = f"{module}:{each.sourceline}"
         order = _order(each, place) or "receive"
-        one = ClassMember(_name_of(each, place), text_of(each, "dataType"), order, _is_best_effort(each))
+        one = ClassMember(_name_of(each, place), text_of(each, "dataType"), order, _transportation(each))
         if one.name in members:
             raise InconsistentFom(f"{place}: {name} has {one.name} twice", hint="Leave one", file=module)
         members[one.name] = one
-    said.setdefault(name, []).append(_Said(members, _order(element, where), where, _is_best_effort(element), is_adding))
+    said.setdefault(name, []).append(_Said(members, _order(element, where), where, _transportation(element), is_adding))
     for each in children(element, kind):
         _read_class(source, each, kinds, name, said)
 
@@ -267,7 +296,7 @@ def _same(name: str, said: list[_Said]) -> _Said:
             first = first._replace(order=each.order)
         elif "." in name and each.order not in (None, first.order):  # what a root's is makes no difference
             _refuse(name, first, each, {"order"})
-    return first._replace(is_best_effort=any(each.is_best_effort for each in said))
+    return first._replace(transportation=max(each.transportation for each in said))
 
 
 def _refuse(name: str, one: _Said, other: _Said, differs: set[str]) -> NoReturn:
@@ -277,7 +306,7 @@ def _refuse(name: str, one: _Said, other: _Said, differs: set[str]) -> NoReturn:
     )
 
 
-def _made(objects: dict[str, _Said], interactions: dict[str, _Said]) -> Fom:
+def _made(objects: dict[str, _Said], interactions: dict[str, _Said], rates: dict[str, float]) -> Fom:
     if sum(len(each.members) for said in (objects, interactions) for each in said.values()) > MEMBERS_MOST:
         raise ErrorReadingFom(f"more than {MEMBERS_MOST:,} attributes and parameters", hint="Split the model")
     object_classes, attributes = _numbered(objects)
@@ -287,9 +316,9 @@ def _made(objects: dict[str, _Said], interactions: dict[str, _Said]) -> Fom:
         | {f"i:{each.name}": each.handle for each in interaction_classes}
     )
     privilege = next(n for n, each in enumerate(attributes, 1) if each.name == PRIVILEGE)
-    told = repr((object_classes, attributes, interaction_classes, parameters)).encode()
+    told = repr((object_classes, attributes, interaction_classes, parameters, *sorted(rates.items()))).encode()
     digest = hashlib.sha256(told).hexdigest()[:32]
-    return Fom(object_classes, attributes, interaction_classes, parameters, names, privilege, digest)
+    return Fom(object_classes, attributes, interaction_classes, parameters, names, privilege, digest, rates=Map(rates))
 
 
 def _numbered(said: dict[str, _Said]) -> tuple[tuple[Class, ...], tuple[ClassMember, ...]]:
@@ -310,7 +339,7 @@ def _numbered(said: dict[str, _Said]) -> tuple[tuple[Class, ...], tuple[ClassMem
         members.extend(own)
         above = (handle, *(parent.above if parent else ()))
         classes[name] = Class(handle, name, above, (*inherited, *handles), said[name].order or "receive",
-                              said[name].is_best_effort)  # fmt: skip
+                              said[name].transportation)  # fmt: skip
     return tuple(classes.values()), tuple(members)
 
 
@@ -324,8 +353,8 @@ def _name_of(element: Element, where: str) -> str:
     return name
 
 
-def _is_best_effort(element: Element) -> bool:
-    return text_of(element, "transportation") == "HLAbestEffort"
+def _transportation(element: Element) -> int:
+    return BEST_EFFORT if text_of(element, "transportation") == "HLAbestEffort" else RELIABLE
 
 
 def _order(element: Element, where: str) -> Order | None:

@@ -29,8 +29,18 @@ from .exceptions import (
     ObjectInstanceNameInUse,
     ObjectInstanceNameNotReserved,
 )
-from .execution import Attributes, Callback, DeletedInstance, Handles, Instance, ServiceCall, Values, put_entry
-from .fom import Class, Order, checked_attributes, interaction_class, object_class
+from .execution import (
+    Attributes,
+    Callback,
+    DeletedInstance,
+    Handles,
+    Instance,
+    ServiceCall,
+    Values,
+    put_entry,
+    without_first,
+)
+from .fom import BEST_EFFORT, Class, Order, checked_attributes, interaction_class, object_class
 
 RESERVED_MOST: Final = 100_000
 """Names that are reserved at once in a federation; at more a reservation fails."""
@@ -175,13 +185,10 @@ def _delete(call: ServiceCall, instance: int, tag: bytes, time: float | None, re
     """The instance is not there any more; who is to be told."""
     instances = call.execution.instances
     found = instances.by_handle[instance]
-    orders = instances.orders
-    for key in orders:
-        if key[0] == instance:
-            orders = orders.delete(key)
     call.change(
         "instances",
-        by_handle=instances.by_handle.delete(instance), by_name=instances.by_name.delete(found.name), orders=orders,
+        by_handle=instances.by_handle.delete(instance), by_name=instances.by_name.delete(found.name),
+        orders=without_first(instances.orders, instance), transports=without_first(instances.transports, instance),
     )  # fmt: skip
     call.execution = call.execution._replace(owned=call.execution.owned.without(instance))
     callback = Callback("remove_object_instance", (instance, tag, time, retraction))
@@ -259,14 +266,32 @@ def update_attribute_values(
 
 def _send_as_received(call: ServiceCall, instance: int, values: Values, tag: bytes, time: float | None) -> None:
     """Values that go reliably, and those that do not, apart."""
-    attributes = call.model.fom.attributes
-    best = tuple(each for each in values if attributes[each[0] - 1].is_best_effort)
+    best = tuple(each for each in values if transportation_of(call, instance, each[0]) == BEST_EFFORT)
     if best:
         receivers = _reflections(call, instance, best, tag, time, 0)
-        clock.send_as_received(call, tuple((to, each._replace(is_best_effort=True)) for to, each in receivers))
+        clock.send_as_received(call, tuple((to, _with_rates(call, to, each)) for to, each in receivers))
         values = tuple(each for each in values if each not in best)
     if values:
         clock.send_as_received(call, _reflections(call, instance, values, tag, time, 0))
+
+
+def transportation_of(call: ServiceCall, instance: int, attribute: int) -> int:
+    """The type of an instance's attribute."""
+    changed = call.execution.instances.transports
+    return changed.get((instance, attribute)) or call.model.fom.attributes[attribute - 1].transportation
+
+
+def interactions_go_by(call: ServiceCall, federate: int, kind: Class) -> int:
+    """The type of a federate's interactions of a class."""
+    return call.execution.instances.sends.get((federate, kind.handle)) or kind.transportation
+
+
+def _with_rates(call: ServiceCall, to: int, callback: Callback) -> Callback:
+    """A reflection that may be lost, and the update rates of its receiver."""
+    wanted, (instance, values, *_) = call.execution.declared.rates.get(to), callback.arguments
+    at = call.execution.instances.by_handle[instance].known[to]
+    rates = tuple(wanted.get((at, each), 0.0) for each, _ in values) if wanted else ()
+    return callback._replace(is_best_effort=True, rates=rates)
 
 
 def _order(call: ServiceCall, instance: int, attribute: int) -> Order:
@@ -350,7 +375,7 @@ def send_interaction(
     """An interaction, for who subscribes to its class or one above it; the answer is a retraction handle, 0 in receive
     order (clause 6.12). Raises InvalidInteractionClassHandle, InteractionClassNotPublished,
     InteractionParameterNotDefined, InvalidLogicalTime."""
-    kind = _published_class(call, cls)
+    kind = published_class(call, cls)
     for handle, _ in parameters:
         if handle not in kind.members:
             raise InteractionParameterNotDefined(
@@ -361,13 +386,14 @@ def send_interaction(
     order = call.execution.instances.sent.get((call.federate, cls)) or kind.order
     is_ordered = clock.is_ordered(call, time) and order == "timestamp"
     retraction = call.next_handle() if is_ordered else 0
+    is_best_effort = not is_ordered and interactions_go_by(call, call.federate, kind) == BEST_EFFORT
     receivers = []
     for each, at in _hearing(call.execution.declared.hears, kind.above):
         if each != call.federate:
             fits = call.model.fom.interactions[at - 1].members
             some = parameters if at == cls else tuple(v for v in parameters if v[0] in fits)
             said = (at, some, tag, time, retraction)
-            receivers.append((each, Callback("receive_interaction", said, kind.is_best_effort and not is_ordered)))
+            receivers.append((each, Callback("receive_interaction", said, is_best_effort)))
     if is_ordered and time is not None:
         clock.send_in_order(call, time, retraction, tuple(receivers))
     else:
@@ -375,7 +401,7 @@ def send_interaction(
     return retraction
 
 
-def _published_class(call: ServiceCall, cls: int) -> Class:
+def published_class(call: ServiceCall, cls: int) -> Class:
     """An interaction class that the federate publishes."""
     kind = interaction_class(call.model.fom, cls)
     if cls not in call.execution.declared.sends.get(call.federate, ()):
@@ -399,5 +425,5 @@ def _hearing(hears: Map[int, Handles], above: Handles) -> tuple[tuple[int, int],
 def change_interaction_order_type(call: ServiceCall, cls: int, order: Order) -> None:
     """In which order the federate's interactions of a class are delivered (clause 8.24). Raises
     InvalidInteractionClassHandle, InteractionClassNotPublished."""
-    _published_class(call, cls)
+    published_class(call, cls)
     call.change("instances", sent=call.execution.instances.sent.set((call.federate, cls), order))

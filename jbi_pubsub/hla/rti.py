@@ -21,13 +21,14 @@ from jbi_pubsub.core.errors import ProtocolError
 from jbi_pubsub.core.near import near_name
 from jbi_pubsub.core.values import decoded
 
-from . import advice, declaration, extensions, federation, objects, ownership, timing
+from . import advice, declaration, extensions, federation, objects, ownership, timing, transportation
 from .exceptions import (
     FederateAlreadyExecutionMember,
     FederateNotExecutionMember,
     InvalidArgument,
     InvalidLogicalTime,
     InvalidLookahead,
+    InvalidTransportationType,
     RestoreInProgress,
     RtiError,
     RtiInternalError,
@@ -35,6 +36,7 @@ from .exceptions import (
     UnknownService,
 )
 from .execution import Execution, FederationModel, ServiceCall, ServiceStep, Values
+from .fom import BEST_EFFORT, RELIABLE
 
 NAME_MOST: Final = 1_000
 """Characters of names and labels."""
@@ -155,6 +157,14 @@ def _order(name: str, value: Any) -> str:
     return str(value)
 
 
+def _transportation(name: str, value: Any) -> int:
+    if type(value) is not int or value not in (RELIABLE, BEST_EFFORT):
+        raise InvalidTransportationType(
+            f"{name} takes a transportation type, not {_shown(value)}", hint="Take get_transportation_type_handle"
+        )
+    return value
+
+
 def _flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise InvalidArgument(f"{name} takes true or false, not {_shown(value)}", hint=_HINT)
@@ -213,14 +223,15 @@ SERVICES: Final[dict[str, Service]] = {
         _of(declaration.publish_object_class_attributes, *_ATTRIBUTES),
         _of(declaration.unpublish_object_class, _handle),
         _of(declaration.unpublish_object_class_attributes, *_ATTRIBUTES),
-        _of(declaration.subscribe_object_class_attributes, *_ATTRIBUTES),
+        _of(declaration.subscribe_object_class_attributes, *_ATTRIBUTES, _text, _flag, needs=2),
         _of(declaration.unsubscribe_object_class, _handle),
         _of(declaration.unsubscribe_object_class_attributes, *_ATTRIBUTES),
         _of(declaration.publish_interaction_class, _handle),
         _of(declaration.unpublish_interaction_class, _handle),
-        _of(declaration.subscribe_interaction_class, _handle),
+        _of(declaration.subscribe_interaction_class, _handle, _flag, needs=1),
         _of(declaration.unsubscribe_interaction_class, _handle),
         _of(declaration.set_convey_producing_federate_switch, _flag),
+        _of(declaration.get_update_rate_value_for_attribute, _handle, _handle),
         _of(advice.set_advisory_switch, _text, _flag),
         _of(objects.reserve_object_instance_name, _text),
         _of(objects.reserve_multiple_object_instance_names, _names),
@@ -237,6 +248,10 @@ SERVICES: Final[dict[str, Service]] = {
         _of(objects.get_known_object_class_handle, _handle),
         _of(objects.change_attribute_order_type, _handle, _handles, _order),
         _of(objects.change_interaction_order_type, _handle, _order),
+        _of(transportation.request_attribute_transportation_type_change, *_ATTRIBUTES, _transportation),
+        _of(transportation.query_attribute_transportation_type, _handle, _handle),
+        _of(transportation.request_interaction_transportation_type_change, _handle, _transportation),
+        _of(transportation.query_interaction_transportation_type, _handle, _handle),
         _of(ownership.unconditional_attribute_ownership_divestiture, *_ATTRIBUTES),
         _of(ownership.negotiated_attribute_ownership_divestiture, _handle, _handles, _tag, needs=2),
         _of(ownership.confirm_divestiture, _handle, _handles, _tag, needs=2),

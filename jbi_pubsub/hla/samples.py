@@ -14,6 +14,7 @@ _OF_FEDERATIONS: Final = (
     ("calls", "counter", "Calls of services"),
     ("callbacks", "counter", "Callbacks"),
     ("dropped", "counter", "Best-effort updates and interactions that slow federates did not get"),
+    ("reduced", "counter", "Best-effort values above the update rates of subscriptions, which were left out"),
     ("unsent", "gauge", "Bytes that wait for federates"),
 )
 _OF_WAYS: Final = (

@@ -43,6 +43,7 @@ from .exceptions import (
 from .execution import KINDS, Callback, Execution, FederationModel, RtiOptions, Saving, ServiceStep
 from .fom import Fom, parsed
 from .proxy import RTI, RTI_TYPE, Module, Rti, living
+from .rates import UpdateRates
 from .samples import of_rti
 from .saves import Saves
 from .sessions import HIGH_BYTES, Call, FederateSession, SessionGroup, Sessions
@@ -73,6 +74,7 @@ class ServedFederation:
         self.names: dict[FederateSession, str] = {}
         self.calls = 0
         self.told = 0
+        self.rates = UpdateRates()
         self.dropped = 0
         """Best-effort messages that were not sent to slow federates."""
         self.lost: dict[str, int] = {}
@@ -334,14 +336,14 @@ class RtiServer:
     def _tell(self, federation: ServedFederation, step: ServiceStep) -> None:
         say, joined = self._sessions.say, federation.joined
         federation.told += len(step.told)
-        for federate, (name, arguments, is_best_effort) in step.told:
+        for federate, callback in step.told:
             session = joined.get(federate)
             if session is None:
                 continue
-            if is_best_effort and session.unsent > SLOW_BYTES:
+            if callback.is_best_effort and session.unsent > SLOW_BYTES:
                 federation.dropped += 1
-            else:
-                say(session, 0, name, arguments)
+            elif (due := federation.rates.within(federate, callback)) is not None:
+                say(session, 0, due.name, due.arguments)
 
     def ended(self, session: FederateSession) -> None:
         """A session is over: its federate is resigned if it has not done so."""
@@ -387,6 +389,7 @@ def _facts(federation: ServedFederation) -> dict[str, Any]:
         "calls": federation.calls,
         "callbacks": federation.told,
         "dropped": federation.dropped,
+        "reduced": federation.rates.reduced,
         "unsent": sum(each.unsent for each in federation.group.sessions),
         "resigned": dict(federation.lost),
         "times": {

@@ -131,10 +131,13 @@ class FederationServices(ServiceCaller):
         """Publish these no more (clause 5.3)."""
         self._ask("unpublish_object_class_attributes", cls, tuple(attributes))
 
-    def subscribe_object_class_attributes(self, cls: int, attributes: Iterable[int]) -> None:
-        """Hear of instances of the class and those below it, and of these attributes (clause 5.6). Raises
-        InvalidObjectClassHandle, AttributeNotDefined."""
-        self._ask("subscribe_object_class_attributes", cls, tuple(attributes))
+    def subscribe_object_class_attributes(
+        self, cls: int, attributes: Iterable[int], *, rate: str = "", passive: bool = False
+    ) -> None:
+        """Hear of instances of the class and those below it, and of these attributes (clause 5.6). `rate`: an update
+        rate of the model, above which values that go by best effort are left out; `passive`: nobody is advised of it.
+        Raises InvalidObjectClassHandle, AttributeNotDefined, InvalidUpdateRateDesignator."""
+        self._ask("subscribe_object_class_attributes", cls, tuple(attributes), rate, passive)
 
     def unsubscribe_object_class(self, cls: int) -> None:
         """Hear nothing of the class any more (clause 5.7)."""
@@ -152,9 +155,10 @@ class FederationServices(ServiceCaller):
         """Send none any more (clause 5.5)."""
         self._ask("unpublish_interaction_class", cls)
 
-    def subscribe_interaction_class(self, cls: int) -> None:
-        """Get interactions of the class and those below it (clause 5.8). Raises InvalidInteractionClassHandle."""
-        self._ask("subscribe_interaction_class", cls)
+    def subscribe_interaction_class(self, cls: int, *, passive: bool = False) -> None:
+        """Get interactions of the class and those below it (clause 5.8). `passive`: nobody is advised of it. Raises
+        InvalidInteractionClassHandle."""
+        self._ask("subscribe_interaction_class", cls, passive)
 
     def unsubscribe_interaction_class(self, cls: int) -> None:
         """Get none any more (clause 5.9)."""
@@ -325,6 +329,26 @@ class ObjectServices(ServiceCaller):
         """In which order this federate's interactions of the class are delivered (clause 8.24). Raises
         InteractionClassNotPublished."""
         self._ask("change_interaction_order_type", cls, order)
+
+    def request_attribute_transportation_type_change(
+        self, instance: int, attributes: Iterable[int], transportation: int
+    ) -> None:
+        """Send these of an instance otherwise from now on, as a callback confirms (clause 6.23). Raises
+        AttributeNotOwned, InvalidTransportationType."""
+        self._ask("request_attribute_transportation_type_change", instance, tuple(attributes), transportation)
+
+    def query_attribute_transportation_type(self, instance: int, attribute: int) -> None:
+        """Its type, by report_attribute_transportation_type (clause 6.25)."""
+        self._ask("query_attribute_transportation_type", instance, attribute)
+
+    def request_interaction_transportation_type_change(self, cls: int, transportation: int) -> None:
+        """Send interactions of the class otherwise from now on, as a callback confirms (clause 6.27). Raises
+        InteractionClassNotPublished, InvalidTransportationType."""
+        self._ask("request_interaction_transportation_type_change", cls, transportation)
+
+    def query_interaction_transportation_type(self, federate: int, cls: int) -> None:
+        """That of a federate's interactions, by report_interaction_transportation_type (clause 6.29)."""
+        self._ask("query_interaction_transportation_type", federate, cls)
 
     # -- ownership management ---------------------------------------------------------------------------------------
 

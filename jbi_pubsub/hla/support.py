@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from .encoding import Encoding, standard
 from .exceptions import AttributeNotDefined, InteractionParameterNotDefined, NameNotFound, RtiError
-from .fom import Class, Fom, Order, interaction_class, object_class
+from .fom import Class, Fom, Order, interaction_class, object_class, update_rate
 from .services import ServiceCaller
 
 
@@ -91,6 +91,14 @@ class SupportServices(ServiceCaller):
         """Raises NameNotFound (clause 10.22)."""
         return _TRANSPORTATIONS[_known(handle, (1, 2)) - 1]
 
+    def get_update_rate_value(self, designator: str) -> float:
+        """The number a second at most; 0.0: all (clause 10.13). Raises InvalidUpdateRateDesignator."""
+        return update_rate(self.fom, designator)
+
+    def get_update_rate_value_for_attribute(self, instance: int, attribute: int) -> float:
+        """The number with which this federate has subscribed to it (clause 10.14)."""
+        return float(self._ask("get_update_rate_value_for_attribute", instance, attribute))
+
     def get_time_factory(self) -> TimeFactory:
         """That of the times of a federation."""
         return FLOAT_TIME
@@ -98,6 +106,11 @@ class SupportServices(ServiceCaller):
     def normalize_federate_handle(self, federate: int) -> int:
         """Its coordinate in a dimension of federates (clause 10.31)."""
         return federate
+
+    def normalize_service_group(self, group: str) -> int:
+        """Its coordinate in the dimension HLAserviceGroup (clause 10.32), as `object management`. Raises
+        NameNotFound."""
+        return _known(group, _SERVICE_GROUPS) - 1
 
     # -- switches -----------------------------------------------------------------------------------------------
 
@@ -134,6 +147,10 @@ class SupportServices(ServiceCaller):
 _NAMES: Final = ("Receive", "TimeStamp")
 _ORDERS: Final[tuple[Order, ...]] = ("receive", "timestamp")
 _TRANSPORTATIONS: Final = ("HLAreliable", "HLAbestEffort")
+_SERVICE_GROUPS: Final = (
+    "federation management", "declaration management", "object management", "ownership management", "time management",
+    "data distribution management", "support services",
+)  # fmt: skip
 
 
 def _known(name: int | str, names: Sequence[int | str]) -> int:

@@ -49,7 +49,7 @@ class Transfer:
             else:
                 self.owners.pop(each, None)
                 self.divesting.pop(each, None)
-                self._undeclare(each)
+                self._pass(each)
                 free.append(each)
         self.offer(free, b"")
 
@@ -57,15 +57,20 @@ class Transfer:
         """An attribute becomes a federate's; who else claims it asks the new owner."""
         self.owners[attribute] = federate
         self.divesting.pop(attribute, None)
-        self._undeclare(attribute)
+        self._pass(attribute)
         self.say(federate, "attribute_ownership_acquisition_notification", attribute, tag)
         claims = self.claims.pop(attribute, None)
         if claims:
             self.stay(attribute, federate, tuple(each for each in claims if each.federate != federate))
 
-    def _undeclare(self, attribute: int) -> None:
+    def _pass(self, attribute: int) -> None:
+        """Forget what its last owner has said of an attribute (clauses 6.23 and 8.23)."""
         if attribute in self.declared:
             self.declared = self.declared.delete(attribute)
+        instances, key = self._call.execution.instances, (self._instance, attribute)
+        for table in ("orders", "transports"):
+            if key in (said := getattr(instances, table)):
+                self._call.change("instances", **{table: said.delete(key)})
 
     def stay(self, attribute: int, owner: int, claims: tuple[Claim, ...]) -> None:
         """An owner keeps an attribute: it is unavailable to who wants it at once, others ask for its release."""

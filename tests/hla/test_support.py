@@ -131,17 +131,22 @@ def holds(it: Any, me: int) -> dict[str, set[Any]]:
     for other in it.execution.members.joined:
         for cls in fom.objects if other != me else ():
             for attribute in declared.publishes(me, cls.handle):
-                if any(attribute in declared.subscribed.get(other, {}).get(above, ()) for above in cls.above):
+                if any(
+                    attribute in declared.subscribed.get(other, {}).get(above, ())
+                    and ("o", above, attribute) not in declared.passive.get(other, {})
+                    for above in cls.above
+                ):
                     found["class"].add(cls.handle)
         for cls in fom.interactions if other != me else ():
-            hears = declared.hears.get(other, ())
+            hears = {at for at in declared.hears.get(other, ()) if ("i", at, 0) not in declared.passive.get(other, {})}
             if cls.handle in declared.sends.get(me, ()) and any(above in hears for above in cls.above):
                 found["interaction"].add(cls.handle)
         for handle, instance in it.execution.instances.by_handle.items():
             at = instance.known.get(other)
             for attribute in declared.subscribed.get(other, {}).get(at, ()):
                 owner = owned.owner(handle, attribute)
-                if owner and owner != other and me in (owner, other):
+                is_silent = owner == me and ("o", at, attribute) in declared.passive.get(other, {})
+                if owner and owner != other and me in (owner, other) and not is_silent:
                     found["relevant" if owner == me else "scope"].add((handle, attribute))
     return found
 
@@ -163,6 +168,8 @@ def test_whatever_is_called_what_was_told_is_what_holds(rig: Any, seed: int) -> 
         service, *arguments = chance.choice((
             ("publish_object_class_attributes", cls, attributes), ("unpublish_object_class", cls),
             ("subscribe_object_class_attributes", cls, attributes), ("unsubscribe_object_class", cls),
+            ("subscribe_object_class_attributes", cls, attributes, "", True),
+            ("subscribe_interaction_class", it.radio, True),
             ("publish_interaction_class", it.mayday), ("unpublish_interaction_class", it.mayday),
             ("subscribe_interaction_class", it.radio), ("unsubscribe_interaction_class", it.radio),
             ("register_object_instance", cls), ("register_object_instance", cls), ("delete_object_instance", handle),
@@ -333,6 +340,7 @@ def test_support_services_of_a_federate(join: Callable[..., Federate]) -> None:
     assert tuple(rti.get_transportation_type_name(rti.get_transportation_type_handle(each)) for each in names) == names
     assert (rti.federate_handle, rti.federate_name) == (one.handle, "one")
     assert rti.normalize_federate_handle(one.handle) == one.handle
+    assert rti.normalize_service_group("object management") == 2
     assert rti.get_time_factory() is FLOAT_TIME
     assert rti.fom.codec("HLAunicodeString").encode("x") == b"\0\0\0\1\0x"
     for call in (lambda: rti.get_attribute_name(cls, 99), lambda: rti.get_parameter_name(radio, 99),
