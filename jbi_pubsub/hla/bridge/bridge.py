@@ -145,7 +145,7 @@ HEARD: Final[dict[str, Callable[..., None]]] = {
     "discover_object_instance": passage.discovered,
     "reflect_attribute_values": _reflected,
     "receive_interaction": passage.received,
-    "remove_object_instance": lambda turn, side, *removal: passage.removed(turn, side, *removal[:3]),
+    "remove_object_instance": lambda turn, side, *removal: passage.removed(turn, side, *removal[:4]),
     "request_retraction": passage.retracted,
     "provide_attribute_value_update": passage.asked_for_values,
     "inform_attribute_ownership": passage.informed,
@@ -286,6 +286,8 @@ def answered(plan: Plan, bridge: Bridge, call: Call, answer: Any) -> Done:
         passage.registered(turn, near, call.entry, answer)
     elif kind in ("update", "interaction") and call.entry is not None:
         passage.sent(turn, near, call.entry, answer or 0)
+    elif kind == "remove" and call.service == "delete_object_instance" and call.entry is not None:
+        passage.deleted(turn, near, call.entry, answer)
     elif kind == "divested":
         transfer.divested(turn, call.side, call.about[1], call.about[2], tuple(answer))
     elif kind == "confirmed":
@@ -301,7 +303,10 @@ def refused(plan: Plan, bridge: Bridge, call: Call, error: RtiError) -> Done:
     entry, near = call.entry, 1 - call.side
     if isinstance(error, SaveInProgress | RestoreInProgress):
         _later(turn, call)
-    elif isinstance(error, ObjectInstanceNameInUse) and entry is not None:
+        return turn.done()
+    if entry is not None and entry.kind == "remove":
+        passage.deleted(turn, near, entry, 0)
+    if isinstance(error, ObjectInstanceNameInUse) and entry is not None:
         passage.name_in_use(turn, near, entry)
     elif isinstance(error, NoAcquisitionPending) and call.about and call.about[0] == "confirmed":
         transfer.not_confirmed(turn, call.side, *call.about[1:])

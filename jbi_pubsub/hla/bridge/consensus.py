@@ -436,6 +436,7 @@ def _keep_or_take(turn: Turn, key: Key) -> None:
             unowned=found.unowned,
             claims=found.claims,
             retractions=found.retractions,
+            deleted=found.deleted,
             paces=tuple(pace._replace(stale=True) for pace in found.paces),
         )
         turn.count("discarded", discarded)

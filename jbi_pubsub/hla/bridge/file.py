@@ -82,7 +82,7 @@ def federations(path: Path, document: Mapping[str, Any]) -> Federations:
     _check(path, file)
     with told(path, "policy"):
         cells = policy.read(file.policy)
-        policy.check_time(cells, file.time.couple, file.time.lookahead)
+        policy.check_time(file.time.couple, file.time.lookahead)
     return Federations(path, file, cells)
 
 
@@ -152,7 +152,9 @@ class Federations(NamedTuple):
             "policy": {cell: {"value": value, "meaning": meaning} for cell, value, meaning in cells},
             "time": msgspec.to_builtins(self.file.time),
         }
-        tables = [ExplanationTable("", ("problem", "solution", "meaning"), cells)]
+        couples = self.file.time.couple
+        rows = [*cells, ("time", "couple" if couples else "", policy.TIME[couples])]
+        tables = [ExplanationTable("", ("problem", "solution", "meaning"), rows)]
         translated = self.translation()
         plain["directions"] = []
         for side, (source, target) in enumerate((self.sides, self.sides[::-1])):

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import math
 
+from . import passage
 from .state import Bridge, Turn
 
 
 def heard_bound(turn: Turn, side: int, galt: float) -> None:
     """The least time stamp that can still come from a side."""
     turn.set_pace(side, galt=galt)
+    passage.gone_for_good(turn, side, galt)
     promise(turn, 1 - side)
 
 

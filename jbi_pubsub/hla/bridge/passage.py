@@ -65,22 +65,23 @@ def received(turn: Turn, side: int, cls: int, parameters: Values, tag: bytes, ti
     )
 
 
-def removed(turn: Turn, side: int, instance: int, tag: bytes, time: float | None) -> None:
-    """An instance is no more."""
+def removed(turn: Turn, side: int, instance: int, tag: bytes, time: float | None, number: int) -> None:
+    """An instance is no more; `number`: the retraction handle of that."""
     twin = turn.twin(side, instance)
     if twin.cls:
-        turn.put(side, Entry("remove", (instance, tag, time), stream=(side, instance), time=time))
+        stamp = time if number else None
+        turn.put(side, Entry("remove", (instance, tag, time, number), stream=(side, instance), time=stamp))
 
 
 def retracted(turn: Turn, side: int, retraction: int) -> None:
     """A message is taken back, while it is in the link or behind it."""
     link = turn.bridge.links[side]
-    left = tuple(each for each in link.data if not (each.time is not None and each.arguments[-1] == retraction
-                 and each.kind in ("update", "interaction")))  # fmt: skip
+    left = tuple(each for each in link.data if each.time is None or each.arguments[-1] != retraction)
     if len(left) < len(link.data):
         turn.set_link(side, link._replace(data=left))
     elif (there := turn.bridge.retractions.get((side, retraction))) is not None:
         turn.call(1 - side, "retract", there)
+        turn.set(deleted=Map({key: of for key, of in turn.bridge.deleted.items() if key != (side, retraction)}))
     else:
         turn.count(f"retraction_lost.{side}")
 
@@ -232,11 +233,33 @@ def sent(turn: Turn, side: int, entry: Entry, retraction: int) -> None:
 
 
 def _remove(turn: Turn, side: int, entry: Entry) -> None:
-    instance, tag, time = entry.arguments
-    twin = turn.twin(side, instance)
-    forgotten(turn, side, instance)
+    instance, tag, time, number = entry.arguments
+    twin, stamp, far = turn.twin(side, instance), _time(turn, side, time), 1 - side
+    if twin.twin and number and stamp is not None:  # in that order there as well: it may be taken back
+        privilege = turn.plan.translation.foms[far].privilege
+        turn.call(far, "change_attribute_order_type", twin.twin, (privilege,), "timestamp")
+    else:
+        forgotten(turn, side, instance)
     if twin.twin:
-        turn.call(1 - side, "delete_object_instance", twin.twin, tag, _time(turn, side, time), entry=entry)
+        turn.call(1 - side, "delete_object_instance", twin.twin, tag, stamp, entry=entry)
+
+
+def deleted(turn: Turn, side: int, entry: Entry, retraction: int) -> None:
+    """The instance is no more there, until its deletion is taken back, as long as it can be."""
+    instance, _, time, number = entry.arguments
+    sent(turn, side, entry, retraction)
+    if number and retraction:
+        turn.set(deleted=turn.bridge.deleted.set((side, number), (instance, time)))
+    else:
+        forgotten(turn, side, instance)
+
+
+def gone_for_good(turn: Turn, side: int, galt: float) -> None:
+    """Nothing below that time is sent or taken back on a side any more."""
+    for key, (instance, time) in turn.bridge.deleted.items():
+        if key[0] == side and time < galt:
+            turn.set(deleted=turn.bridge.deleted.delete(key))
+            forgotten(turn, side, instance)
 
 
 def forgotten(turn: Turn, side: int, instance: int) -> None:

@@ -70,6 +70,11 @@ CELLS: Final[Mapping[str, Mapping[str, str]]] = {
     },
 }
 
+TIME: Final = {
+    True: "time stamps mean the same on both sides; a deletion that is retracted is retracted on both",
+    False: "each side has its own time; a deletion that is retracted on one side stays on the other",
+}
+"""Meaning of `[time] couple`."""
 DISASTROUS: Final = frozenset({("consensus", "naive"), ("consensus", "ignore"), ("ownership", "allow-naive")})
 
 
@@ -95,7 +100,7 @@ def read(said: Mapping[str, Any]) -> Solutions:
     return Solutions(**cells)
 
 
-def check_time(policy: Solutions, couples: bool, lookahead: float) -> None:  # noqa: ARG001
+def check_time(couples: bool, lookahead: float) -> None:
     """Raises ConfigurationError."""
     if couples and lookahead <= 0:
         raise ConfigurationError(

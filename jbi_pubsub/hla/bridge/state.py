@@ -147,6 +147,8 @@ class Bridge(NamedTuple):
     other side: release, or confirm."""
     retractions: Map[tuple[int, int], int] = Map()
     """Handles of messages that came with a time stamp from a side, and what they are on the other."""
+    deleted: Map[tuple[int, int], tuple[int, float]] = Map()
+    """By side and retraction handle: an instance that is deleted at a time on both sides, which may be taken back."""
     paces: tuple[Pace, Pace] = (Pace(), Pace())
     kept: Map[str, Bridge] = Map()
     """States under way when both sides saved, by label."""

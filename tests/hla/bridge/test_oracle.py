@@ -36,6 +36,8 @@ _WITHOUT_LAST = {
     "attribute_ownership_acquisition_notification",  # a tag: not all that RTIs know of it is told to bridges
 }  # fmt: skip
 
+_WITH_TIMES = {"update_attribute_values", "send_interaction", "delete_object_instance"}
+
 DECLARED: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("publish_object_class_attributes", (THING, (X,))), ("subscribe_object_class_attributes", (THING, (X,))),
     ("publish_interaction_class", (CALL,)), ("subscribe_interaction_class", (CALL,)),
@@ -43,7 +45,8 @@ DECLARED: tuple[tuple[str, tuple[Any, ...]], ...] = (
 JOIN, RESIGN = "join_federation_execution", "resign_federation_execution"
 
 Step = tuple[int, str, tuple[Any, ...]]
-"""Which federate calls what; "@a" stands for the instance of that name."""
+"""Which federate calls what; "@a" stands for the instance of that name, "#" for what it has sent
+last with a time."""
 
 
 class Told(NamedTuple):
@@ -57,7 +60,13 @@ class World:
     """Federates in one federation or in several, and everything they were told."""
 
     def __init__(
-        self, sizes: tuple[int, ...], edges: tuple[tuple[int, int], ...], policy: Solutions, random: Random
+        self,
+        sizes: tuple[int, ...],
+        edges: tuple[tuple[int, int], ...],
+        policy: Solutions,
+        random: Random,
+        *,
+        couples: bool = False,
     ) -> None:
         every = [f"{'fghijk'[federation]}{number}" for federation, size in enumerate(sizes) for number in range(size)]
         acts = "; ".join(f"{act}({', '.join(map(str, of))})" for act, of in DECLARED)
@@ -65,10 +74,16 @@ class World:
         self.setup: Scene
         self.system: System
         self.setup, self.system = built(
-            sizes, edges, planned(policy), script.read(f"{declared}---\n"), options=RtiOptions(adds=True)
+            sizes,
+            edges,
+            planned(policy, couples=couples),
+            script.read(f"{declared}---\n"),
+            options=RtiOptions(adds=True),
         )
         self.random = random
         self._names: list[dict[int, str]] = [{} for _ in every]
+        self._sent = [9999 for _ in every]
+        """Retraction handles of what each has sent last."""
         self.found: list[Any] = []
 
     def step(self, step: Step) -> Told:
@@ -81,8 +96,13 @@ class World:
         known = {name: instance for instance, name in self._names[who].items()}
         refused = ""
         try:
-            there = tuple(known.get(each[1:], 9999) if str(each)[:1] == "@" else each for each in arguments)
+            there = tuple(
+                self._sent[who] if each == "#" else known.get(each[1:], 9999) if str(each)[:1] == "@" else each
+                for each in arguments
+            )
             answer = doing.call(federation, handle, service, there)
+            if service in _WITH_TIMES and answer:
+                self._sent[who] = answer
             if service == "register_object_instance":
                 self._names[who][answer] = arguments[1]
         except RtiError as exc:
@@ -296,6 +316,41 @@ def test_bridged_is_told_as_one_rti_tells_it(
     assert set(done) == set(CALLS) - set(without)
     assert [name for name, number in done.items() if not number] == []
     assert sum(done.values()) > 500
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_deletion_that_is_retracted_is_retracted_on_both_sides(is_late: bool) -> None:
+    # Given two federates that regulate, of which one is constrained, and an instance of the other one, deleted at 5
+    told = []
+    for sizes, edges in (((2,), ()), ((1, 1), ((0, 1),))):
+        world = World(sizes, edges, Solutions(), Random(1), couples=True)
+        steps: list[Step] = [
+            (0, "enable_time_regulation", (1.0,)),
+            (1, "enable_time_constrained", ()),
+            (0, "register_object_instance", (THING, "a")),
+            (0, "change_attribute_order_type", ("@a", (fom().privilege,), "timestamp")),
+            (0, "delete_object_instance", ("@a", b"t", 5.0)),
+            (1, "time_advance_request", (9.0,)),
+        ]
+        # When it is taken back, or time goes on; Expect the other one to be told what one RTI tells, and no deletion
+        steps += [(0, "time_advance_request", (4.5,))] if is_late else []
+        steps += [
+            (0, "retract", ("#",)),
+            (0, "time_advance_request", (10.0,)),
+            (0, "update_attribute_values", ("@a", ((X, b"1"),), b"t")),
+            (0, "delete_object_instance", ("@a", b"t", 12.0)),
+            (0, "time_advance_request", (20.0,)),
+            (1, "time_advance_request", (15.0,)),
+            (0, "retract", ("#",)),
+        ]
+        told.append([world.step(each) for each in steps])
+        # and what can't be taken back any more to be forgotten
+        assert all(not bridge.deleted and not bridge.objects for bridge in world.system.bridges)
+    assert told[0] == told[1]
+    is_refused = [each.refused for each in told[0]]
+    late = "MessageCanNoLongerBeRetracted"
+    assert [each for each in is_refused if each] == ([late, "ObjectInstanceNotKnown", "ObjectInstanceNotKnown", late]
+                                                     if is_late else [late])  # fmt: skip
 
 
 @pytest.mark.row("H-27", "H-33", "H-34", "H-39")
