@@ -90,11 +90,10 @@ class AsyncPublisherAdapterLight(AsyncAdapter[_OpenPublisher]):
         order; one that is cancelled has published nothing. While there is no room it waits, for `timeout` seconds at
         most, and no thread does. Raises as the blocking one."""
         adapter = self._adapter()
-        publish = partial(adapter.publish, registration, timeout=0.0, attributes=attributes)
         is_at_hand = _is_at_hand(metadata) and _is_at_hand(payload)
-        if is_at_hand and registration not in self._orders and not self._is_turn_over():
+        if is_at_hand and not self._orders and not self._is_turn_over():
             try:
-                return publish(metadata, payload)
+                return adapter.publish(registration, metadata, payload, timeout=0.0, attributes=attributes)
             except BackPressureError:
                 pass  # there may be room in time
         async with self._orders.setdefault(registration, asyncio.Lock()):
@@ -103,7 +102,8 @@ class AsyncPublisherAdapterLight(AsyncAdapter[_OpenPublisher]):
             until = time.monotonic() + seconds
             if not is_at_hand:
                 metadata, payload = await self._call(adapter.made_ready, registration, metadata, payload, seconds)
-            return await self._publish_when_room(registration, partial(publish, metadata, payload), until)
+            publish = partial(adapter.publish, registration, metadata, payload, timeout=0.0, attributes=attributes)
+            return await self._publish_when_room(registration, publish, until)
 
     async def publish_many(
         self,

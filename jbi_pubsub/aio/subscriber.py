@@ -51,7 +51,8 @@ class ObjectStream(AsyncIterator[InfoObject]):
 
     async def __anext__(self) -> InfoObject:
         """The next object."""
-        await self._adapter._give_turn()
+        if self._adapter._is_turn_over():
+            await self._adapter._give_turn()
         obj = self._queue.take(0.0)
         if obj is None:
             deadline = None if self._timeout is None else time.monotonic() + self._timeout

@@ -196,36 +196,32 @@ def checked(call: Callable[P, R]) -> Callable[P, R]:
     parameters = inspect.signature(call).parameters
     bound = next(iter(parameters), "") == "self"
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    spoken = call.__qualname__.removesuffix(".__init__")
     rules: dict[str, _Rule] = {}
-    known: set[tuple[type, ...]] = set()
-    """Types in order of which every value fits: a call with these needs no further look."""
+    known: dict[tuple[object, ...], list[tuple[str, int | None, _Rule]]] = {}
+    """By the types of the arguments in order, then names and types of those that are given by name: the name, place
+    and rule of each of which not every value of its type fits."""
 
     @functools.wraps(call)
     def made(*given: P.args, **named: P.kwargs) -> R:
         nonlocal rules
-        kinds = tuple(map(type, given))
-        if named or kinds not in known:
+        kinds = (*map(type, given), *named, *map(type, named.values()))
+        doubtful = known.get(kinds)
+        if doubtful is None:
             rules = rules or rules_of(call)  # at first use: annotations may name what is defined later
-            in_order = zip(rules.items(), given[1:] if bound else given, strict=False)
-            exact = [_fits(call, name, value, rule) for (name, rule), value in in_order]
-            if all(exact) and len(known) < MAX_KNOWN:
-                known.add(kinds)
-            for name, value in named.items():
-                if name in rules:
-                    _fits(call, name, value, rules[name])
-                elif takes_any:  # else Python says so
-                    raise TypeError(f"{call.__qualname__}() got an unexpected keyword argument {name!r}")
+            places: list[tuple[str, int | None]] = [*zip(rules, range(bound, len(given)), strict=False)]
+            places += [(name, None) for name in named if name in rules]
+            if takes_any and (unknown := next((name for name in named if name not in rules), None)):
+                raise TypeError(f"{call.__qualname__}() got an unexpected keyword argument {unknown!r}")
+            values = ((name, at, named[name] if at is None else given[at]) for name, at in places)
+            doubtful = [(name, at, rules[name]) for name, at, value in values if type(value) not in rules[name].exact]
+        for name, at, rule in doubtful:
+            _check(spoken, name, named[name] if at is None else given[at], rule)
+        if len(known) < MAX_KNOWN:
+            known[kinds] = doubtful
         return call(*given, **named)
 
     return made
-
-
-def _fits(call: Callable[..., object], name: str, value: object, rule: _Rule) -> bool:
-    """Whether every value of its type fits. Raises ArgumentError when this one does not."""
-    exact = type(value) in rule.exact
-    if not exact:
-        _check(call.__qualname__.removesuffix(".__init__"), name, value, rule)
-    return exact
 
 
 def _check(spoken: str, name: str, value: object, rule: _Rule) -> None:
