@@ -1,5 +1,5 @@
 #!/bin/sh
-# What the first sections of docs/measurements.md say, into a folder: benchmarks/everything.sh FOLDER. About ten minutes,
+# What the first sections of docs/measurements.md say, into a folder: benchmarks/everything.sh FOLDER. About 15 minutes,
 # on a machine that does nothing else. benchmarks/peers/README.md says what to install.
 set -eu
 folder=${1:?"where the results go"}
