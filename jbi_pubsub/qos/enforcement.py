@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -32,7 +33,7 @@ from jbi_pubsub.qos.meter import Meter, Meters, Monitor
 from jbi_pubsub.qos.process import ProcessResources
 from jbi_pubsub.qos.queue import LevelQueue, W
 from jbi_pubsub.qos.shaping import Shaper
-from jbi_pubsub.qos.tasks import TaskManager
+from jbi_pubsub.qos.tasks import JUDGES_MOST, TaskManager
 
 LOOK_SECONDS: Final = 1.0
 """Between two samples of all series."""
@@ -44,7 +45,7 @@ class Enforcement:
     def __init__(self, config: Config, component: str, source: AccessManager | None = None) -> None:
         """`component`: "name@location", or "peer"; `source`: who watches the policy file, if somebody does already.
         Raises PolicyError."""
-        self.tasks = TaskManager(component, bins=config.qos.bins)
+        self.tasks = TaskManager(component, bins=config.qos.bins, judges=min(JUDGES_MOST, os.cpu_count() or 1))
         self.shaper = Shaper()
         self.mail_rate = 0.0
         self.meters = Meters(config.qos.monitor_window)

@@ -1,14 +1,14 @@
-"""Turns to work: one step of work at a time in a process, always the most important one.
+"""Turns to work: always the most important of what waits, one step of work at a time, or some where steps are long.
 
-XPath evaluation and parsing keep the interpreter or fight for it: two threads judge no faster than one. So the right to
-work is a baton. Whoever submits work that costs little when nothing waits and the baton is free takes it, and works on
-his own thread, without a hand-over; otherwise the work waits in bins, and the thread `judge-<name>` does one step after
-the other: who brings work is not to be held up by it. Who publishes in this process (`run`) works on his own thread,
-too, when his turn comes.
+Whoever submits work that costs little when nothing waits and nothing is done takes a baton (see batons.py), and works
+on his own thread, without a hand-over; otherwise the work waits in bins, and the thread `judge-<name>`, with further
+ones where there are more batons, does one step after the other: who brings work is not to be held up by it. Who
+publishes in this process (`run`) works on his own thread, too, when his turn comes.
 
-Nobody with the baton waits, for a contract, a disk or a socket: a task whose step can't go on says when to try again,
-and is parked meanwhile. Of one task there is one step at a time, which keeps the order of what it does. What a step
-costs is measured (CPU time of its thread) and charged to its level; what the next one will cost is estimated from that.
+Nobody with a baton waits, for a contract, a disk or a socket: a task whose step can't go on says when to try again,
+and is parked meanwhile. Of an owner's tasks, such as those of a registration, there is one step at a time, which keeps
+the order of what they do. What a step costs is measured (CPU time of its thread) and charged to its level; what the
+next one will cost is estimated from that.
 
 Steps of another kind than judging (`kind`: "match", "shape") share the same bins. Queries have no part in it: an
 archive's worker evaluates predicates, a process of its own with less priority (archive/worker.py).
@@ -19,6 +19,7 @@ from __future__ import annotations
 import heapq
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
@@ -27,6 +28,7 @@ from jbi_pubsub.core.guard import guarded, note
 from jbi_pubsub.core.quality import LEVELS, Contract, Strategy
 from jbi_pubsub.core.scheduling import Work
 from jbi_pubsub.protocol.status.quality import BinStatus, TasksStatus, WorkStatus
+from jbi_pubsub.qos.batons import Batons
 from jbi_pubsub.qos.bins import Bins, Cost, Ticket
 
 R = TypeVar("R")
@@ -46,19 +48,22 @@ DRAIN_SECONDS: Final = 0.005
 """Seconds between two looks whether anything is left."""
 IDLE_SECONDS: Final = 60.0
 """Seconds that the judging thread sleeps at most."""
+JUDGES_MOST: Final = 4
+"""Judging threads at most."""
 
 
 class Task:
     """Work that is done when its turn comes, as often as it is submitted. TaskManager.task makes it."""
 
-    __slots__ = ("cost", "is_queued", "is_suspect", "kind", "work")
+    __slots__ = ("cost", "is_queued", "is_suspect", "kind", "owner", "work")
 
-    def __init__(self, kind: str, work: Work) -> None:
+    def __init__(self, kind: str, work: Work, owner: object) -> None:
         self.kind = kind
         self.work = work
+        self.owner = owner
         self.cost = Cost()
         self.is_queued = False
-        """Whether it waits, is parked, or its step is being done."""
+        """Whether it waits, is parked or held, or its step is being done."""
         self.is_suspect = False
         """Its last step took long, and was not measured."""
 
@@ -67,18 +72,19 @@ class Task:
         return self.work.importance(), self.cost.of(self.work.size())
 
     def most(self) -> int:
-        """Bytes of one step."""
+        """Bytes of one step, at least 1."""
         second = self.cost.of(1)
-        return int(STEP_SECONDS / second) if second * STEP_MOST > STEP_SECONDS else STEP_MOST
+        return max(1, int(STEP_SECONDS / second)) if second * STEP_MOST > STEP_SECONDS else STEP_MOST
 
 
 class _Waiter:
     """Caller who waits in `run` for his turn."""
 
-    __slots__ = ("contract", "costs", "has_left", "ticket", "turn")
+    __slots__ = ("contract", "costs", "has_left", "owner", "ticket", "turn")
 
-    def __init__(self, contract: Contract, costs: Sequence[Cost]) -> None:
+    def __init__(self, contract: Contract, owner: object, costs: Sequence[Cost]) -> None:
         """`costs` by level."""
+        self.owner = owner
         self.contract = contract
         self.costs = costs
         self.turn = threading.Event()
@@ -100,21 +106,21 @@ class TaskManager:
         strategy: Strategy = Strategy(),  # noqa: B008  # immutable
         *,
         bins: int = 15,
+        judges: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`name` of the delegate; `bins`: see [qos] bins."""
+        """`name` of the delegate; `bins`: see [qos] bins; `judges`: steps at a time at most."""
         self._name = f"judge-{name}"
         self._clock = clock
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        """For the judging thread."""
+        """For the judging threads."""
         self._bins: Bins[Task | _Waiter] = Bins(strategy, bins=bins)
-        self._is_busy = False
-        """Somebody has the baton."""
-        self._handed: tuple[Task, Ticket] | None = None
-        """Task that the judging thread is to do with the baton, which is its own then."""
+        self._batons: Batons[Task | _Waiter] = Batons(judges)
+        self._handed: deque[tuple[Task, Ticket]] = deque()
+        """Tasks that a judging thread is to do, each with a baton, which is its own then."""
         self._parked: list[tuple[float, int, Task]] = []
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
         self._is_stopping = False
         self._run_costs = [Cost() for _ in range(LEVELS)]
         self._done: list[list[float]] = [[0, 0.0] for _ in range(LEVELS * bins)]
@@ -129,9 +135,9 @@ class TaskManager:
         """Whether nothing is done while something more important waits."""
         return self._bins.strategy.name == "strict"
 
-    def task(self, kind: str, work: Work) -> Task:
-        """A task, to be submitted whenever there is something to do for it."""
-        return Task(kind, work)
+    def task(self, kind: str, work: Work, owner: object) -> Task:
+        """A task, to be submitted whenever there is something to do for it; one at a time of an `owner`."""
+        return Task(kind, work, owner)
 
     def seconds(self, task: Task) -> float:
         """Seconds that a piece of it takes, by what was measured; 0.0: nothing was."""
@@ -145,22 +151,21 @@ class TaskManager:
                 return
             task.is_queued = True
             cost = task.cost.of(size)
-            if self._is_busy or self._bins.waiting or self._is_stopping or cost > STEP_SECONDS:
+            if self._batons.out or self._bins.waiting or self._is_stopping or cost > STEP_SECONDS:
                 self._bins.put(task, task.work.importance(), cost)
-                if not self._is_busy:
-                    self._pass_on()
+                self._hand_out()
                 return
-            self._is_busy = True
+            self._batons.may_begin(task)
             self._at_once += 1
             ticket: Ticket | None = self._bins.ticket(task.work.importance(), cost)
         while ticket is not None:  # nobody else wants it
             ticket = self._step(task, ticket, alone=True)
 
-    def run(self, contract: Contract, work: Callable[[], R]) -> R:
-        """Do work on this thread when it is its turn: among all that waits by the contract's importance. Raises what it
-        raises, and BackPressureError when its turn has not come within TURN_SECONDS."""
+    def run(self, contract: Contract, owner: object, work: Callable[[], R]) -> R:
+        """Do work of an `owner` on this thread when it is its turn: among all that waits by the contract's importance.
+        Raises what it raises, and BackPressureError when its turn has not come within TURN_SECONDS."""
         importance = contract.settings.importance
-        ticket = self._turn(contract)
+        ticket = self._turn(contract, owner)
         began = time.thread_time()
         try:
             return work()
@@ -168,21 +173,20 @@ class TaskManager:
             spent = time.thread_time() - began
             with self._lock:
                 self._run_costs[importance - 1].learn(spent, 1, 1)
+                self._batons.learn(spent)
                 self._account("publish", ticket, 1, spent)
-                self._pass_on()
+                self._pass_on(owner)
 
-    def _turn(self, contract: Contract) -> Ticket:
+    def _turn(self, contract: Contract, owner: object) -> Ticket:
         """Wait for the baton."""
         with self._lock:
-            if not self._is_busy and not self._bins.waiting:
-                self._is_busy = True
+            waiter = _Waiter(contract, owner, self._run_costs)
+            if not self._batons.out and not self._bins.waiting:
+                self._batons.may_begin(waiter)
                 self._at_once += 1
-                importance = contract.settings.importance
-                return self._bins.ticket(importance, self._run_costs[importance - 1].of(1))
-            waiter = _Waiter(contract, self._run_costs)
+                return self._bins.ticket(*waiter.place())
             self._bins.put(waiter, *waiter.place())
-            if not self._is_busy:
-                self._pass_on()
+            self._hand_out()
         has_turn = False
         try:
             has_turn = waiter.turn.wait(TURN_SECONDS)
@@ -198,7 +202,7 @@ class TaskManager:
         with self._lock:
             waiter.has_left = True
             if waiter.turn.is_set():
-                self._pass_on()
+                self._pass_on(waiter.owner)
 
     def changed(self, strategy: Strategy | None = None) -> None:
         """Contracts have other settings, or levels another strategy: what waits already follows them; what is parked is
@@ -211,29 +215,31 @@ class TaskManager:
             parked, self._parked = self._parked, []
             for _, _, task in parked:
                 self._take_back(task)
-            if not self._is_busy:
-                self._pass_on()
+            self._hand_out()
 
-    # -- the baton: all under the lock, but for `_step` -----------------------------------------------------------
+    # -- the batons: all under the lock, but for `_step` ----------------------------------------------------------
 
-    def _pass_on(self) -> None:
-        """Whoever has the baton gives it to what is most important now, or lays it down."""
+    def _pass_on(self, owner: object) -> None:
+        """Lay down the baton of that owner's step: it goes to what is most important now."""
+        for each in self._batons.lay_down(owner):
+            self._bins.put(each, *each.place())
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        """Give the batons that are free to what is most important now."""
         if self._parked:
             self._unpark()
-        while len(self._bins):
+        while len(self._bins) and self._batons.is_free:
             next_, ticket = self._bins.take()
+            is_wanted = not (self._is_stopping if isinstance(next_, Task) else next_.has_left)
+            if not is_wanted or not self._batons.may_begin(next_):
+                continue
             if isinstance(next_, Task):
-                if self._is_stopping:
-                    continue
-                self._is_busy, self._handed = True, (next_, ticket)
+                self._handed.append((next_, ticket))
                 self._wake()
-                return
-            if not next_.has_left:
-                self._is_busy = True
+            else:
                 next_.ticket = ticket
                 next_.turn.set()
-                return
-        self._is_busy = False
 
     def _unpark(self) -> None:
         while self._is_due():
@@ -254,10 +260,13 @@ class TaskManager:
             self._wake()
 
     def _wake(self) -> None:
-        if self._thread is None and not self._is_stopping:
-            self._thread = threading.Thread(target=self._judge, name=self._name, daemon=True)
-            self._thread.start()
-        self._changed.notify_all()
+        number = len(self._threads)
+        if number < max(1, len(self._batons.out)) and not self._is_stopping:
+            name = f"{self._name}-{number + 1}" if number else self._name
+            self._threads.append(threading.Thread(target=self._judge, name=name, daemon=True))
+            self._threads[-1].start()
+        mine = int(threading.current_thread() in self._threads)  # it looks itself, for one
+        self._changed.notify(max(1 - mine, len(self._handed) - mine))
 
     def _step(self, task: Task, ticket: Ticket, *, alone: bool = False) -> Ticket | None:
         """With the baton: one step, then it is passed on. `alone`: not, if there is a next one and nobody else wants
@@ -279,6 +288,7 @@ class TaskManager:
                 task.is_suspect = not is_measured and spent > STEP_SECONDS
                 if count and is_measured:
                     task.cost.learn(spent, count, size)
+                    self._batons.learn(spent)
                 self._account(task.kind, ticket, count, spent)
                 if fault is not None:
                     self._failing[task] = f"{task.kind}: {type(fault).__name__}: {fault}"
@@ -287,7 +297,7 @@ class TaskManager:
                 next_ = self._next(task, pause, alone=alone)
             finally:
                 if next_ is None:
-                    self._pass_on()
+                    self._pass_on(task.owner)
         return next_
 
     def _next(self, task: Task, pause: float, *, alone: bool) -> Ticket | None:
@@ -332,17 +342,15 @@ class TaskManager:
     def _work(self) -> None:
         """Do what was handed over; else wait for it, or for what is parked."""
         with self._changed:
-            while self._handed is None:
+            while not self._handed:
                 if self._is_stopping:
                     return
                 due = self._parked[0][0] - self._clock() if self._parked else IDLE_SECONDS
                 if due > 0:
                     self._changed.wait(min(due, IDLE_SECONDS))
-                elif not self._is_busy:
-                    self._pass_on()
                 else:
-                    self._unpark()
-            (task, ticket), self._handed = self._handed, None
+                    self._hand_out()
+            task, ticket = self._handed.popleft()
         self._step(task, ticket)
 
     # -- life ---------------------------------------------------------------------------------------------------
@@ -352,24 +360,25 @@ class TaskManager:
         deadline = time.monotonic() + timeout
         while True:
             with self._lock:
-                if not (self._is_busy or self._bins.waiting or self._parked):
+                if not (self._batons.out or self._bins.waiting or self._parked):
                     return True
             if time.monotonic() >= deadline:
                 return False
             time.sleep(DRAIN_SECONDS)
 
     def close(self, timeout: float = 5.0) -> None:
-        """End the thread, behind its step. What waits is not done any more."""
+        """End the threads, behind their steps. What waits is not done any more."""
         with self._changed:
             self._is_stopping = True
             self._changed.notify_all()
-            thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(timeout)
+            threads = list(self._threads)
+        until = time.monotonic() + timeout
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, until - time.monotonic()))
         with self._lock:
-            if self._handed is not None:
-                self._handed = None
-                self._pass_on()
+            while self._handed:
+                self._pass_on(self._handed.popleft()[0].owner)
 
     def status(self) -> TasksStatus:
         """Work that waits and was done; bins alone that had work, of the least important level first."""

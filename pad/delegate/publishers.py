@@ -79,6 +79,7 @@ class PublisherConnections:
             else:
                 self._contracts.quality.tasks.run(
                     registration.contract or Contract(),
+                    registration,
                     lambda: self._pipeline.judge(registration, admitted, deliveries, refused),
                 )
         except (UnknownUidError, BackPressureError) as exc:

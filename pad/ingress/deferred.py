@@ -195,7 +195,7 @@ class DeferredTask(DeliveringWork):
         self._waiting: deque[DeferredPiece] = deque()
         self._in_hand: list[DeferredPiece] = []
         """Which are blocked."""
-        self.task = work.turns.task(kind, self)
+        self.task = work.turns.task(kind, self, work.registration)
 
     def put(self, piece: DeferredPiece) -> None:
         """Behind the others."""

@@ -127,7 +127,7 @@ class RegistrationLane(DeliveringWork):
         self.deferred = DeferredWork(turns, pipeline, registration, credit, self._finished, completion.refuse)
         self._buckets: Cache[Rate, TokenBucket] = Cache(RATES_MOST)
         """A bucket for each max_rate that policies have for its objects."""
-        self.task = turns.task("judge", self)
+        self.task = turns.task("judge", self, registration)
         registration.seconds = self.seconds
 
     def seconds(self) -> float:

@@ -49,15 +49,15 @@ R = TypeVar("R")
 
 
 class WorkTurns(Protocol):
-    """Order of work: one at a time, the most important one."""
+    """Order of work: the most important one first, one at a time of each owner."""
 
     @property
     def is_strict(self) -> bool:
         """Whether nothing is done while something more important waits."""
         ...
 
-    def task(self, kind: str, work: Work) -> Any:
-        """Work of a kind ("judge"), to be submitted."""
+    def task(self, kind: str, work: Work, owner: object) -> Any:
+        """Work of a kind ("judge"), to be submitted; one step at a time is done of all that is of that `owner`."""
         ...
 
     def seconds(self, task: Any) -> float:
@@ -68,9 +68,9 @@ class WorkTurns(Protocol):
         """There is something to do for it. Never waits; may do it at once, on this thread."""
         ...
 
-    def run(self, contract: Contract, work: Callable[[], R]) -> R:
-        """Do work when it is its turn, on this thread. Raises what it raises, and BackPressureError when its turn does
-        not come."""
+    def run(self, contract: Contract, owner: object, work: Callable[[], R]) -> R:
+        """Do work of an `owner` when it is its turn, on this thread. Raises what it raises, and BackPressureError when
+        its turn does not come."""
         ...
 
     def drain(self, timeout: float) -> bool:

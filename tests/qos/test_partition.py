@@ -121,7 +121,7 @@ class AnyTurns:
     def __init__(self) -> None:
         self.waiting: list[Any] = []
 
-    def task(self, kind: str, work: Any) -> Any:
+    def task(self, kind: str, work: Any, _owner: object) -> Any:
         return SimpleNamespace(kind=kind, work=work)
 
     def seconds(self, _task: Any) -> float:
@@ -444,7 +444,7 @@ def test_who_is_important_waits_for_few_predicates_however_many_there_are(lanes:
             made.table.partition()
         before = made.table.stats()["xpath_evaluations"]
         # When: objects come all at once, each with other metadata
-        turns.run(contract, lambda: publish(made, 30))
+        turns.run(contract, made, lambda: publish(made, 30))
         assert turns.drain(30)
         # Expect
         evaluated = made.table.stats()["xpath_evaluations"] - before

@@ -69,7 +69,7 @@ def busy(manager: TaskManager, log: list[str]) -> tuple[threading.Event, threadi
     holder = Pieces(log, "holder")
     holder.gate = threading.Event()
     holder.waiting.append("")
-    task = manager.task("judge", holder)
+    task = manager.task("judge", holder, holder)
     thread = threading.Thread(target=manager.submit, args=(task,), name="connection")
     thread.start()
     eventually(lambda: task.is_queued)
@@ -80,7 +80,7 @@ def test_when_nothing_waits_the_thread_that_brings_it_does_it(manager: TaskManag
     # Given
     log: list[str] = []
     pieces = Pieces(log, "a")
-    task = manager.task("judge", pieces)
+    task = manager.task("judge", pieces, pieces)
     # When
     pieces.waiting.extend("123")
     manager.submit(task)
@@ -100,7 +100,7 @@ def test_otherwise_it_waits_and_the_most_important_goes_first_in_its_own_order(m
     # When
     for work in works:
         work.waiting.extend("12")
-        manager.submit(manager.task("judge", work))  # returns at once
+        manager.submit(manager.task("judge", work, work))  # returns at once
     assert log == []
     assert manager.status()["waiting"] == 3
     gate.set()
@@ -111,6 +111,74 @@ def test_otherwise_it_waits_and_the_most_important_goes_first_in_its_own_order(m
     assert {name for work in works for name in work.threads} == {"judge-test"}
 
 
+def with_long_steps(manager: TaskManager) -> None:
+    """Steps of more than 2 ms were usual until now."""
+    usual = Pieces([], "usual")
+    usual.cpu = 0.01
+    usual.waiting.extend("12345678")
+    manager.submit(manager.task("judge", usual, usual))
+    assert manager.drain(30)
+
+
+def test_long_steps_of_different_owners_are_done_at_a_time() -> None:
+    # Given: two steps at a time at most, and three owners with work; each step waits at a gate
+    log: list[str] = []
+    manager = TaskManager("test", STRICT, judges=2)
+    works = [Pieces(log, name, importance) for name, importance in (("low", 1), ("high", 5), ("mid", 3))]
+    with_long_steps(manager)
+    gate, thread = busy(manager, log)
+    for work in works:
+        work.gate = threading.Event()
+        work.waiting.extend("12")
+    low, high, mid = works
+    # When: the first holds one of both
+    for work in works:
+        manager.submit(manager.task("judge", work, work))
+    high_gate = high.gate
+    assert high_gate is not None
+    high_gate.set()
+    # Expect: whoever submits first is first; of what waits the most important goes on, while the other step is not over
+    for each in (low.gate, mid.gate):
+        assert each is not None
+        each.set()
+    eventually(lambda: len(log) == 6)
+    assert "holder" not in log
+    assert [each for each in log if each.startswith("high")] == ["high1", "high2"]
+    assert log.index("high2") < log.index("mid1") < log.index("mid2")
+    gate.set()
+    assert manager.drain(30)
+    thread.join(60.0)
+    manager.close()
+    assert log[-1] == "holder"
+
+
+def test_of_one_owner_one_step_is_done_at_a_time_whatever_else_is_free() -> None:
+    # Given: long steps, two at a time; two tasks of one owner
+    log: list[str] = []
+    manager = TaskManager("test", STRICT, judges=2)
+    with_long_steps(manager)
+    first, second, other = Pieces(log, "first", 5), Pieces(log, "second", 5), Pieces(log, "other", 1)
+    first.gate = threading.Event()
+    for work in (first, second, other):
+        work.waiting.extend("1")
+    owner = object()
+    task = manager.task("judge", first, owner)
+    thread = threading.Thread(target=manager.submit, args=(task,), name="connection")
+    thread.start()
+    eventually(lambda: task.is_queued)
+    # When
+    manager.submit(manager.task("match", second, owner))
+    manager.submit(manager.task("judge", other, other))
+    # Expect: the less important one of another owner goes before
+    eventually(lambda: log == ["other1"])
+    assert manager.drain(0.0) is False
+    first.gate.set()
+    assert manager.drain(30)
+    assert log == ["other1", "first1", "second1"]
+    thread.join(60.0)
+    manager.close()
+
+
 def test_of_equals_what_is_likely_to_cost_less_goes_first(manager: TaskManager) -> None:
     # Given: two tasks of equal importance, one of which has cost 10 ms a piece so far, the other 0.1 ms
     log: list[str] = []
@@ -118,7 +186,7 @@ def test_of_equals_what_is_likely_to_cost_less_goes_first(manager: TaskManager) 
     for name, cost in (("costly", 0.01), ("cheap", 0.0001)):
         work = Pieces(log, name)
         work.waiting.extend("12")
-        task = manager.task("judge", work)
+        task = manager.task("judge", work, work)
         task.cost.learn(cost, 1, 100)
         # When
         manager.submit(task)
@@ -138,7 +206,7 @@ def test_levels_share_the_time_that_their_work_takes_and_not_its_pieces() -> Non
         work = Pieces(log, name, importance)
         work.cpu = cpu
         work.waiting.extend("." * count)
-        manager.submit(manager.task("judge", work))
+        manager.submit(manager.task("judge", work, work))
     # When
     gate.set()
     eventually(lambda: log.count("high.") == 80)
@@ -156,15 +224,15 @@ def test_what_was_done_while_nobody_else_wanted_anything_is_held_against_nobody(
     alone = Pieces(log, "alone", 5)
     alone.cpu = 0.001
     alone.waiting.extend("." * 40)
-    manager.submit(manager.task("judge", alone))
-    manager.run(alone.contract, lambda: alone.waiting.extend("." * 40))
+    manager.submit(manager.task("judge", alone, alone))
+    manager.run(alone.contract, alone, lambda: alone.waiting.extend("." * 40))
     # When: it has to share with another one
     gate, thread = busy(manager, log)
     for name, importance in (("low", 1), ("high", 5)):
         work = Pieces(log, name, importance)
         work.cpu = 0.001
         work.waiting.extend("." * 20)
-        manager.submit(manager.task("judge", work))
+        manager.submit(manager.task("judge", work, work))
     gate.set()
     assert manager.drain(30)
     manager.close()
@@ -180,7 +248,7 @@ def test_what_is_brought_by_the_way_is_seen_behind_the_step(manager: TaskManager
     pieces = Pieces(log, "a")
     pieces.gate = threading.Event()
     pieces.waiting.append("1")
-    task = manager.task("judge", pieces)
+    task = manager.task("judge", pieces, pieces)
     thread = threading.Thread(target=manager.submit, args=(task,))
     thread.start()
     eventually(lambda: task.is_queued)
@@ -201,7 +269,7 @@ def test_who_publishes_here_gets_the_baton_by_importance_and_works_on_his_own_th
 
     def publish(importance: int) -> None:
         contract = Contract(Settings(importance=importance))
-        assert manager.run(contract, lambda: log.append(threading.current_thread().name) or 42) == 42
+        assert manager.run(contract, object(), lambda: log.append(threading.current_thread().name) or 42) == 42
 
     for importance in (1, 4, 5, 2):
         threads.append(threading.Thread(target=publish, args=(importance,), name=f"importance {importance}"))
@@ -220,8 +288,8 @@ def test_what_run_raises_is_its_callers_and_the_baton_goes_on(manager: TaskManag
         raise LookupError("mine")
 
     with pytest.raises(LookupError, match="mine"):
-        manager.run(Contract(), fail)
-    assert manager.run(Contract(), lambda: "next") == "next"
+        manager.run(Contract(), object(), fail)
+    assert manager.run(Contract(), object(), lambda: "next") == "next"
 
 
 def test_whose_turn_does_not_come_is_told_and_leaves_nothing_behind(
@@ -232,12 +300,12 @@ def test_whose_turn_does_not_come_is_told_and_leaves_nothing_behind(
     gate, thread = busy(manager, [])
     # When
     with pytest.raises(BackPressureError, match="more important"):
-        manager.run(Contract(Settings(importance=1)), lambda: pytest.fail("his time is over"))
+        manager.run(Contract(Settings(importance=1)), object(), lambda: pytest.fail("his time is over"))
     gate.set()
     thread.join(60.0)
     # Expect
     assert manager.drain(30)
-    assert manager.run(Contract(), lambda: 1) == 1
+    assert manager.run(Contract(), object(), lambda: 1) == 1
 
 
 def test_a_parked_task_waits_by_itself_and_comes_back(manager: TaskManager) -> None:
@@ -248,9 +316,9 @@ def test_a_parked_task_waits_by_itself_and_comes_back(manager: TaskManager) -> N
     parked.waiting.append("")
     other.waiting.extend("12")
     # When
-    manager.submit(manager.task("judge", parked))
+    manager.submit(manager.task("judge", parked, parked))
     assert manager.status()["parked"] == 1
-    manager.submit(manager.task("judge", other))
+    manager.submit(manager.task("judge", other, other))
     # Expect: others are served meanwhile, on their own thread; and it is done at last
     assert log == ["other1", "other2"]
     assert manager.drain(30)
@@ -263,7 +331,7 @@ def test_what_is_parked_is_looked_at_again_when_contracts_change(manager: TaskMa
     parked = Pieces(log, "parked")
     parked.pauses.append(3_600.0)
     parked.waiting.append("")
-    manager.submit(manager.task("judge", parked))
+    manager.submit(manager.task("judge", parked, parked))
     assert (manager.status()["parked"], log) == (1, [])
     # When
     manager.changed()
@@ -279,7 +347,7 @@ def test_a_change_of_importance_moves_what_waits_already(manager: TaskManager) -
     low, high = Pieces(log, "low", 1), Pieces(log, "high", 5)
     for work in (low, high):
         work.waiting.extend("12")
-        manager.submit(manager.task("judge", work))
+        manager.submit(manager.task("judge", work, work))
     # When
     low.contract.settings, high.contract.settings = Settings(importance=5), Settings(importance=2)
     manager.changed()
@@ -298,7 +366,7 @@ def test_the_strategy_is_switched_while_tasks_wait() -> None:
     low, high = Pieces(log, "low", 1), Pieces(log, "high", 5)
     for work in (low, high):
         work.waiting.extend("1" * 40)
-        manager.submit(manager.task("judge", work))
+        manager.submit(manager.task("judge", work, work))
     # When
     manager.changed(STRICT)
     gate.set()
@@ -322,10 +390,10 @@ def test_a_fault_in_a_step_is_told_and_tried_again_and_others_go_on(
     good.waiting.append("")
     before = faults().get("judge-test: judge", 0)
     # When
-    manager.submit(manager.task("judge", failing))
+    manager.submit(manager.task("judge", failing, failing))
     # Expect
     assert manager.status()["fault"] == "judge: ValueError: a fault of ours"
-    manager.submit(manager.task("judge", good))
+    manager.submit(manager.task("judge", good, good))
     assert log == ["good"]
     assert manager.drain(30)
     assert log == ["good", "failing"]
@@ -347,14 +415,14 @@ def test_the_judging_thread_survives_what_nobody_foresaw(manager: TaskManager, m
     broken, good = Broken(log, "broken", 5), Pieces(log, "good", 1)
     for work in (broken, good):
         work.waiting.append("")
-        manager.submit(manager.task("judge", work))
+        manager.submit(manager.task("judge", work, work))
     # When
     gate.set()
     thread.join(60.0)
     # Expect: the baton is not lost with it
     eventually(lambda: log == ["holder", "good"], what=lambda: log)
     assert faults()["judge-test"] >= 1
-    assert manager.run(Contract(), lambda: 1) == 1
+    assert manager.run(Contract(), object(), lambda: 1) == 1
 
 
 def test_closing_ends_the_thread_and_lets_nobody_wait(manager: TaskManager) -> None:
@@ -363,13 +431,13 @@ def test_closing_ends_the_thread_and_lets_nobody_wait(manager: TaskManager) -> N
     parked = Pieces(log, "parked")
     parked.pauses.append(60.0)
     parked.waiting.append("")
-    manager.submit(manager.task("judge", parked))
+    manager.submit(manager.task("judge", parked, parked))
     gate, thread = busy(manager, log)
     waiting = Pieces(log, "waiting")
     waiting.waiting.append("")
-    manager.submit(manager.task("judge", waiting))
+    manager.submit(manager.task("judge", waiting, waiting))
     ran: list[int] = []
-    publisher = threading.Thread(target=lambda: ran.append(manager.run(Contract(), lambda: 1)))
+    publisher = threading.Thread(target=lambda: ran.append(manager.run(Contract(), object(), lambda: 1)))
     publisher.start()
     eventually(lambda: manager.status()["waiting"] == 2)
     # When
@@ -391,7 +459,7 @@ def test_the_status_tells_each_level_and_kind(manager: TaskManager) -> None:
     for kind, importance, count in (("judge", 1, 1), ("query", 5, 4)):
         work = Pieces([], "a", importance)
         work.waiting.extend("1" * count)
-        manager.submit(manager.task(kind, work))
+        manager.submit(manager.task(kind, work, work))
     # When
     told = manager.status()
     # Expect
@@ -410,7 +478,7 @@ def test_each_step_counts_at_its_own_importance_though_nothing_else_waits(manage
     work.importance = lambda: int(work.waiting[0])  # type: ignore[method-assign]
     work.waiting.extend("15515")
     # When
-    manager.submit(manager.task("judge", work))
+    manager.submit(manager.task("judge", work, work))
     # Expect
     served = Counter[int]()
     for row in manager.status()["bins"]:
@@ -421,7 +489,7 @@ def test_each_step_counts_at_its_own_importance_though_nothing_else_waits(manage
 def test_costly_work_is_never_done_by_who_brings_it(manager: TaskManager) -> None:
     # Given: 28 ms a piece, and nothing else to do
     pieces = Pieces([], "a")
-    task = manager.task("judge", pieces)
+    task = manager.task("judge", pieces, pieces)
     task.cost.learn(0.028, 1, 100)
     # When
     pieces.waiting.extend("12")
@@ -434,7 +502,7 @@ def test_costly_work_is_never_done_by_who_brings_it(manager: TaskManager) -> Non
 def test_work_that_becomes_costly_is_noticed_with_the_second_step(manager: TaskManager) -> None:
     # Given: work that has cost little, done at once, of which few steps are measured
     pieces = Pieces([], "a")
-    task = manager.task("judge", pieces)
+    task = manager.task("judge", pieces, pieces)
     for _ in range(tasks.MEASURED_EVERY):
         pieces.waiting.append("")
         manager.submit(task)
