@@ -91,6 +91,7 @@ class AsyncSubscriberAdapter(AsyncAdapter[_OpenSubscriber]):
     explain_query = awaited(SubscriberAdapter.explain_query)
     get = awaited(SubscriberAdapter.get)
     reset_durable = awaited(SubscriberAdapter.reset_durable)
+    end_durable = awaited(SubscriberAdapter.end_durable)
 
     @checked
     def objects(self, subscription: SubscriptionUid, timeout: float | None = None) -> ObjectStream:

@@ -60,7 +60,7 @@ HOMES: Final = {
     "status": ("status", "Show what all servers are doing."),
     "study": ("study", "Bulk studies, in this process or on Spark."),
     "subscribe": ("clients", "Subscribe, and show what arrives or have it mailed."),
-    "subscriptions": ("subscriptions", "List, renew, cancel e-mail ones; reset durable ones."),
+    "subscriptions": ("subscriptions", "List, renew, cancel e-mail ones; reset, end durable ones."),
     "top": ("top", "Show what all servers are doing now, in pages."),
     "trader": ("trader", "Offer services, and find them by a constraint."),
     "types": ("types", "Keep information object types: add, list, check them."),
@@ -74,6 +74,12 @@ AT_NODES: Final = ("archive", "node", "publish", "query", "types")
 """Commands whose `--at` or `--delegate` may be a node."""
 LOOKING_THERE: Final = ("client", "domain", "explain", "services", "subscribe", "subscriptions", "top", "web")
 """Commands that look at what a node's lookup service knows, instead of at what ours do."""
+ONLY_LOOKING: Final = (
+    "archive", "explain", "policy", "query", "services", "status", "subscriptions", "types", "users",
+)  # fmt: skip
+"""Commands that are told soon that no lookup service runs: what they are about is there already, or isn't."""
+REFUSED_SECONDS: Final = 2.0
+"""For a lookup service that is about to start."""
 COMPLETION_SECONDS: Final = 0.5
 """For a lookup service to answer while a shell waits."""
 
@@ -131,6 +137,8 @@ def jbi(context: click.Context, /, verbose: int, log_json: bool, node: str, **gi
     )
     logging.basicConfig(level=level, handlers=[handler])
     flags: dict[str, object] = {}
+    if context.invoked_subcommand in ONLY_LOOKING:
+        flags["lookup.refused"] = REFUSED_SECONDS
     for assignment in given["assignments"]:
         problem = ConfigurationError(f"--set {assignment}: no value", hint="For example --set lease.subscriber=5")
         key, value = pair(assignment, problem)

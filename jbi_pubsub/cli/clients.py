@@ -144,7 +144,7 @@ def subscribe(given: _Subscribe) -> int:
         raise ConfigurationError(
             f"{useless[0]} is not for --email", hint="It is for objects that are shown here; mail goes on without us"
         )
-    config = given.settings.load()
+    config = given.settings.load_within(given.timeout)
     wish = wish_of(given.wishes)
     with _matches_told(), SubscriberAdapter(config) as adapter:
         with looking(config):

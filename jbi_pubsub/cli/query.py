@@ -106,7 +106,7 @@ def query(given: _Query) -> None:
     """
     given.check()
     conditions, type_name = given.conditions(), given.type_name or None
-    config = given.settings.load()
+    config = given.settings.load_within(given.timeout)
     with SubscriberAdapter(config) as adapter:
         if given.follow:
             _follow(adapter, given)

@@ -20,6 +20,8 @@ from .near import told
 SILENT_SECONDS: Final = 1.5
 """Longest that a command says nothing while it looks for others: with a lookup service there it takes a tenth."""
 
+FOUND_SECONDS: Final = 2.0
+"""For a lookup service that is there to be found."""
 NEAR_SECONDS: Final = 1.0
 """For a lookup service to know a node that the node of this host hears."""
 
@@ -47,6 +49,12 @@ class CommandSettings:
     def load(self, **own: object) -> Config:
         """The configuration with `own` flags (section__key=value, None for not given) on top."""
         return self.explain(**own)[0]
+
+    def load_within(self, seconds: float | None) -> Config:
+        """The same; `seconds`, if they are given, bound the wait for a lookup service, but for the time that it takes
+        to find one."""
+        timeout = self.load().lookup.timeout
+        return self.load(lookup__timeout=None if seconds is None else min(timeout, max(seconds, FOUND_SECONDS)))
 
     def explain(self, **own: object) -> tuple[Config, Origins]:
         """The same with the origin of each value. Raises ConfigurationError also for a node that was named to a command

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -11,7 +12,7 @@ import click
 import msgspec
 
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import UnknownUidError, WireError
+from jbi_pubsub.core.errors import ConfigurationError, UnknownUidError, WireError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.item import ServiceTemplate
 from jbi_pubsub.protocol.entries import PAD_TYPE
@@ -19,7 +20,7 @@ from jbi_pubsub.protocol.services import SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS, S
 from jbi_pubsub.subscriber import SubscriberAdapter
 
 from .community import by_address, listed
-from .options import Arguments, TableArguments, argument, command, group, option
+from .options import Arguments, JsonArguments, TableArguments, argument, command, flag, group, option
 from .settings import looking
 from .show import Column, Table, counted, lasted, printable, show_tables
 from .status import DISSEMINATORS, losses
@@ -151,6 +152,33 @@ def reset(given: _Reset) -> None:
     with SubscriberAdapter(config) as adapter, looking(config):
         known = adapter.reset_durable(given.name, given.start)
     click.echo(f"{printable(given.name)} begins at {printable(given.start)} at {counted(known, 'archive')}")
+
+
+class _End(JsonArguments):
+    name: str = argument()
+    yes: bool = flag("Do not ask.")
+
+
+@command(subscriptions, _End)
+def end(given: _End) -> None:
+    """End a durable subscription of yours: its position is forgotten, and it counts as new the next time.
+
+    Exit code 1 if no archive knows one of that name, 2 while a process has it open.
+
+    \b
+    jbi subscriptions end fusion-1
+    """
+    config = given.settings.load()
+    if not given.yes:
+        what = f"the position of the durable subscription {printable(given.name)}"
+        if not sys.stdin.isatty():
+            raise ConfigurationError(f"this forgets {what}", hint="Say --yes")
+        click.confirm(f"Forget {what}?", abort=True, err=True)
+    with SubscriberAdapter(config) as adapter, looking(config):
+        known = adapter.end_durable(given.name)
+    given.tell(
+        {"durable": given.name, "archives": known}, f"{printable(given.name)} ended at {counted(known, 'archive')}"
+    )
 
 
 def _where_it_stands(config: Config, given: str, do: Callable[[SubscriptionsProxy, str], T]) -> list[T]:

@@ -51,6 +51,8 @@ class LookupSection(Section, frozen=True):
     """Names or addresses of interfaces for mDNS; if empty: loopback, and those of `host` and [pad] `host`."""
     timeout: Wait = 10.0
     """Seconds to wait for a lookup service, or until a delegate is found."""
+    refused: Wait = 0.0
+    """The same where every address refuses the connection; 0: as `timeout`. Commands that only look wait 2 s."""
     probe: Term = 10.0
     """Seconds between two probes of a lookup service."""
     state: str = ""

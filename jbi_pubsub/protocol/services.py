@@ -62,8 +62,8 @@ SUBSCRIPTIONS_METHODS: Final = (
 )  # fmt: skip
 
 HISTORY_METHODS: Final = (
-    "open_query", "cancel_query", "progress", "count", "explain_query", "reset", "delete", "retain", "rebuild",
-    "take_in", "describe",
+    "open_query", "cancel_query", "progress", "count", "explain_query", "reset", "end_durable", "delete", "retain",
+    "rebuild", "take_in", "describe",
 )  # fmt: skip
 
 RENEW_SECONDS: Final = 5.0
@@ -256,6 +256,11 @@ class HistoryProxy:
         """Have the durable subscription of that name and owner go on from there when it is opened the next time, now if
         it is open; whether there is one. Raises AccessDeniedError, StorageError."""
         return self._client.call("reset", bool, name, secret, start, claims)
+
+    def end_durable(self, name: str, secret: str, claims: Claims = NO_CLAIMS) -> bool:
+        """Forget the durable subscription of that name and owner; whether there was one. Raises AccessDeniedError,
+        ConfigurationError while a process has it open, StorageError."""
+        return self._client.call("end_durable", bool, name, secret, claims)
 
     def delete(self, request: QueryRequest, seconds: float) -> DeletionCount:
         """Delete what a query finds, within so many seconds, as an administrator: gone from every answer when this

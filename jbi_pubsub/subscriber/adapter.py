@@ -293,11 +293,7 @@ class SubscriberAdapter:
 
     @checked
     def open_query(
-        self,
-        type_name: str | None = None,
-        *,
-        listener: QueryListener | None = None,
-        **conditions: Unpack[Conditions],
+        self, type_name: str | None = None, *, listener: QueryListener | None = None, **conditions: Unpack[Conditions]
     ) -> Query:
         """Ask all archives that the lookup services know for a type; of its name the last part will do, as long as no
         other type has it; without, all types. What is acknowledged to its publisher by now is seen, nothing later.
@@ -345,7 +341,11 @@ class SubscriberAdapter:
         self._check_open()
         return self._queries.reset_durable(name, to)
 
-    # -- ending -------------------------------------------------------------------------------------------------
+    @checked
+    def end_durable(self, name: str) -> int:
+        """End one that no process has open: its position is forgotten. Otherwise as `reset_durable`."""
+        self._check_open()
+        return self._queries.end_durable(name)
 
     @checked
     def cancel_subscription(self, subscription: SubscriptionUid) -> None:
@@ -361,9 +361,8 @@ class SubscriberAdapter:
         return {"name": self._name} | self._subscriptions.status()
 
     def close(self) -> None:
-        """Cancel the direct subscriptions and end all threads; e-mail subscriptions live on by their leases.
-        Safe to call twice. Of a parent's adapter a forked child closes nothing.
-        """
+        """Cancel the direct subscriptions and end all threads; e-mail subscriptions live on by their leases. Safe to
+        call twice. Of a parent's adapter a forked child closes nothing."""
         if self._closed or not self._birthplace.is_here():
             return
         self._closed = True

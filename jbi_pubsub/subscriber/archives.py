@@ -220,8 +220,16 @@ class ArchiveQueries:
     def reset_durable(self, name: str, to: Moment | int) -> int:
         """Number of archives at which a durable subscription goes on from there now. Raises as that of the adapter."""
         start, secret = start_at(to, now=time.time()), secret_of(name, self._config.client)
+        return self._with_durable(name, lambda proxy: proxy.reset(name, secret, start, self._claims))
+
+    def end_durable(self, name: str) -> int:
+        """Number of archives that have forgotten a durable subscription. Raises as that of the adapter."""
+        secret = secret_of(name, self._config.client)
+        return self._with_durable(name, lambda proxy: proxy.end_durable(name, secret, self._claims))
+
+    def _with_durable(self, name: str, do: Callable[[HistoryProxy], bool]) -> int:
         _, archives = archives_with("", self._listed(), is_published=lambda _: False)
-        answers = self._each(archives, lambda proxy: proxy.reset(name, secret, start, self._claims))
+        answers = self._each(archives, do)
         known = sum(is_known for _, is_known in answers)
         if not known:
             raise UnknownUidError(

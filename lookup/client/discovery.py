@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -70,6 +70,16 @@ MAX_NAME: Final = 255
 """Characters of a lookup service's id, and of a group, that is believed (RegistrarLimits, registrar.MAX_GROUP)."""
 MAX_GROUPS: Final = 64
 """Groups of a lookup service that are believed: as many as it may serve (RegistrarLimits.groups)."""
+
+
+class _Problem(NamedTuple):
+    """Why no lookup service of ours has answered at an endpoint; `is_closed`: the connection was refused."""
+
+    why: str = ""
+    is_closed: bool = False
+
+
+_NONE: Final = _Problem()
 
 
 @dataclass(slots=True)
@@ -206,7 +216,7 @@ class LookupDiscovery:
         self._lock = threading.RLock()  # covers all that follows but _browser
         self._suggestions = Suggestions()
         self._known: dict[str, str] = {}  # endpoint -> service id that answered there
-        self._problems: dict[str, str] = {}  # endpoint -> why none of ours has answered there
+        self._problems: dict[str, _Problem] = {}
         self._refusals: dict[str, _Refusal] = {}  # endpoint -> the same, of those that may not be asked by us
         self._stopping = False
         self._has_more = False
@@ -277,7 +287,7 @@ class LookupDiscovery:
         """The endpoints that are asked, the locators and what others suggest, each with why no lookup service of ours
         has answered there: "" if one has, or it was not asked yet."""
         with self._lock:
-            return {e: self._problems.get(e, "") for e in dict.fromkeys([*self._locators, *self._suggestions])}
+            return {e: self._problems.get(e, _NONE).why for e in dict.fromkeys([*self._locators, *self._suggestions])}
 
     def refusals(self) -> dict[str, AccessDeniedError]:
         """Refusals of the endpoints that are asked, if each of them does not let us in; {} if another one may."""
@@ -285,6 +295,12 @@ class LookupDiscovery:
             if {*self._locators, *self._suggestions} - self._refusals.keys() or time.monotonic() < self._heard:
                 return {}
             return {at: each.error for at, each in self._refusals.items()}
+
+    def is_alone(self) -> bool:
+        """Whether every endpoint that is asked has refused the connection, and whoever announces itself was heard."""
+        with self._lock:
+            asked = (self._problems.get(each, _NONE) for each in (*self._locators, *self._suggestions))
+            return all(each.is_closed for each in asked) and time.monotonic() >= self._heard
 
     def _round(self) -> float:
         """Probe what is due; seconds until the next round."""
@@ -312,14 +328,15 @@ class LookupDiscovery:
             if self._stopping or endpoint in self._known:
                 return
         ref = ServiceRef("", EXPORTED, (endpoint,))
-        info, problem, refusal = None, "its answer makes no sense", None
+        info, problem, refusal = None, _Problem("its answer makes no sense"), None
         with guarded("discovery probe"):
             try:
                 info = self._describe(ref)
             except JbiError as exc:
-                problem, refusal = exc.message, exc if isinstance(exc, AccessDeniedError) else None
+                problem = _Problem(exc.message, isinstance(exc.__cause__, ConnectionRefusedError))
+                refusal = exc if isinstance(exc, AccessDeniedError) else None
         if info is None:
-            log.debug("no lookup service at %s: %s", endpoint, problem)
+            log.debug("no lookup service at %s: %s", endpoint, problem.why)
             with self._lock:
                 self._suggestions.failed(endpoint, time.monotonic())
                 self._note(endpoint, problem, refusal)
@@ -328,7 +345,7 @@ class LookupDiscovery:
             return
         with self._lock:
             wanted = self._take(endpoint, info)
-            self._note(endpoint, "" if wanted else f"it serves {shown_groups(info.groups)}")
+            self._note(endpoint, _NONE if wanted else _Problem(f"it serves {shown_groups(info.groups)}"))
         if info.service_id == self._own:
             return
         with guarded("discovery"):
@@ -349,7 +366,7 @@ class LookupDiscovery:
             raise ProtocolError("what answers there has an id or groups that no lookup service has")
         return info
 
-    def _note(self, endpoint: str, problem: str, refusal: AccessDeniedError | None = None) -> None:
+    def _note(self, endpoint: str, problem: _Problem, refusal: AccessDeniedError | None = None) -> None:
         """Called under the lock."""
         self._problems[endpoint] = problem
         before = self._refusals.pop(endpoint, None)

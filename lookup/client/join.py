@@ -43,6 +43,8 @@ log = logging.getLogger("jbi_pubsub.lookup")
 
 
 _START_HINT: Final = "Start one with `jbi lookup`, or name its host:port in [lookup] locators"
+_LOOK_SECONDS: Final = 0.25
+"""Between two looks whether all addresses refuse the connection."""
 _TLS_HINT: Final = "Check [tls] at both ends: certificate, key and ca"
 
 
@@ -423,7 +425,8 @@ class JoinManager:
             self._changed.notify_all()
 
     def _wait(self, good: Callable[[RegistrarSession], bool], timeout: float, waited: float = 0.0) -> int:
-        deadline = time.monotonic() + timeout
+        begun, refused_seconds = time.monotonic(), self._config.lookup.refused or timeout
+        deadline = begun + timeout
         while True:
             with self._changed:
                 news, sessions, closed = self._news, list(self._sessions.values()), self._closed
@@ -433,18 +436,25 @@ class JoinManager:
                 return done
             if not done and (refused := self.refused()) is not None:
                 raise refused from refused.__cause__
-            if closed or time.monotonic() >= deadline:
+            seconds = min(timeout, time.monotonic() - begun)
+            if closed or seconds >= timeout or (seconds >= refused_seconds and self._discovery.is_alone()):
                 if done:
                     return done
-                groups = self._config.lookup.groups
-                asked = ", ".join(f"{at} ({why})" if why else at for at, why in self._discovery.asked().items())
-                raise LookupNotFoundError(
-                    f"no lookup service of {shown_groups(None if ALL_GROUPS in groups else groups)} answered "
-                    f"{'before we left' if closed else f'within {timeout + waited:.3g} s'}; tried: {asked or 'none'}",
-                    hint=_TLS_HINT if "TLS" in asked else _START_HINT,
-                )
+                raise _absent(self._config, self._discovery.asked(), None if closed else seconds + waited)
             with self._changed:
-                self._changed.wait_for(lambda: self._news != news, deadline - time.monotonic())  # noqa: B023  # called here
+                soon = min(deadline, max(begun + refused_seconds, time.monotonic() + _LOOK_SECONDS))
+                self._changed.wait_for(lambda: self._news != news, soon - time.monotonic())  # noqa: B023  # called here
+
+
+def _absent(config: Config, asked: Mapping[str, str], waited: float | None) -> LookupNotFoundError:
+    """The error after `waited` seconds; None: we have left."""
+    groups = config.lookup.groups
+    tried = ", ".join(f"{at} ({why})" if why else at for at, why in asked.items())
+    return LookupNotFoundError(
+        f"no lookup service of {shown_groups(None if ALL_GROUPS in groups else groups)} answered "
+        f"{'before we left' if waited is None else f'within {round(waited, 1):g} s'}; tried: {tried or 'none'}",
+        hint=_TLS_HINT if "TLS" in tried else _START_HINT,
+    )
 
 
 class _RegistrarListener:

@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 
 from jbi_pubsub.core.backoff import Backoff
-from jbi_pubsub.core.errors import JbiError, StorageError, WireTimeoutError
+from jbi_pubsub.core.errors import ConfigurationError, JbiError, StorageError, WireTimeoutError
 from jbi_pubsub.core.history import MAX_POSITION, HistoryQuery, Progress, QueryResult
 from jbi_pubsub.core.info_object import Cause, TypeName
 from jbi_pubsub.core.wire.endpoint import Caller
@@ -316,6 +316,19 @@ class ArchiveCatchUps:
             if catch_up.subscription.durable is durable:
                 catch_up.session.feeds.fall_back(catch_up.subscription, position)
                 catch_up.wake()
+        return True
+
+    def end(self, name: str, secret: str, caller: Caller | None) -> bool:
+        """See HistoryProxy.end_durable."""
+        durable = self.durables.find(name, owner_of(secret, caller))
+        if durable is None:
+            return False
+        if (holder := durable.session) is not None and not holder.has_gone:
+            raise ConfigurationError(
+                f"durable subscription {name!r} is open in a process of {holder.name[:100]!r}",
+                hint="Close it there first",
+            )
+        self.durables.cancel(durable)
         return True
 
     # -- of all ---------------------------------------------------------------------------------------------------

@@ -353,6 +353,13 @@ class HistoryCalls:
         return catch_ups is not None and catch_ups.reset(name, secret, start, caller)
 
     @exported
+    def end_durable(self, caller: Caller, name: str, secret: str, claims: Claims) -> bool:
+        caller = _named(caller, "", claims)
+        self._server.guard.allow(caller, "connect")
+        catch_ups = self._service.catch_ups
+        return catch_ups is not None and catch_ups.end(name, secret, caller)
+
+    @exported
     def delete(self, caller: Caller, request: QueryRequest, seconds: float) -> DeletionCount:
         self._server.guard.allow(caller, "administer")
         return self._administration.delete(request, seconds)
