@@ -163,6 +163,8 @@ def _show(opened: Query, given: _Query) -> None:
         show_tables([Table(_RESULTS, rows, counted(len(rows), "object"))], more="a wider terminal, --json")
     else:
         show_table(_RESULTS, map(_row, saved()))
+    for line in () if seen else opened.impossible():
+        click.echo(f"jbi: {printable(line)}", err=True)
     if given.limit is None and seen == SHOWN:
         click.echo(f"jbi: these are the first {SHOWN}; --limit says how many", err=True)
     if save is not None:

@@ -18,13 +18,15 @@ import msgspec
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ConfigurationError, JbiError, UnknownUidError, WireError
 from jbi_pubsub.core.history import Explanation
-from jbi_pubsub.core.info_object import InfoObject
+from jbi_pubsub.core.info_object import InfoObject, TypeName
 from jbi_pubsub.core.wire.endpoint import Security
+from jbi_pubsub.core.xpath.predicate import XPATH
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.client.proxy import EVERYTHING
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.protocol.entries import ArchiveEntry, InformationType
+from jbi_pubsub.protocol.requests import QueryRequest
 from jbi_pubsub.protocol.services import Claims, HistoryProxy
 
 from .coverage import ArchiveAnswer, ArchivePlace, entry_of, named, places_of
@@ -172,6 +174,7 @@ class ArchiveQueries:
             QueryPart(f"{uid}-{number}", asked, place, self._listeners, draft.fitness)
             for number, place in enumerate(places_of(draft.archives))
         ]
+        draft = draft._replace(impossible=partial(self._impossible, draft.request))
         query = Query(parts, draft, listener, self._listeners, partial(self.count, draft))
         with self._lock:
             self._open.add(query)
@@ -180,6 +183,14 @@ class ArchiveQueries:
             part.ask_at(part.place.item.proxy.service_id)
         query.await_open(min(draft.timeout, self._config.lookup.timeout))
         return query
+
+    def _impossible(self, request: QueryRequest) -> tuple[str, ...]:
+        if not request.type or not request.predicate or request.language != XPATH or request.view != "metadata":
+            return ()
+        known = self._published.opened(request.type, request.version)
+        if known is None and request.version:
+            known = self._published.registered(TypeName(request.type, request.version))
+        return known.impossible(request.predicate, dict(request.namespaces)) if known is not None else ()
 
     def count(self, draft: QueryDraft, seconds: float | None = None) -> Count:
         """Number of objects that they have in all. Raises what the first says, if none can."""

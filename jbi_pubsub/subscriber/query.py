@@ -48,6 +48,8 @@ class QueryDraft(NamedTuple):
     fitness: Fitness | None = None
     """Check that metadata of results have to pass. What is dropped here the archives do not know of: they are not told
     `limit`, and count it."""
+    impossible: Callable[[], tuple[str, ...]] = tuple
+    """See Query."""
 
 
 class Count(int):
@@ -83,6 +85,7 @@ class MergedResults:
         request = draft.request
         self.parts = parts
         self.timeout = draft.timeout
+        self.impossible = draft.impossible
         self._merge = Merge(
             len(parts), newest_first=request.order == "newest", limit=request.limit, key=key_of(request)
         )
@@ -212,6 +215,10 @@ class Query:
     def invalid(self) -> int:
         """Results that were dropped here, as their metadata are not well-formed, or not valid: see `Conditions`."""
         return sum(part.losses.by_cause[Cause.INVALID] for part in self._results.parts)
+
+    def impossible(self) -> tuple[str, ...]:
+        """Why no object can match, by the schema of its type; () if one may, or that is not known. Asks others."""
+        return self._results.impossible()
 
     @property
     def left_out(self) -> tuple[str, ...]:

@@ -275,31 +275,6 @@ def test_durable_subscriptions_are_listed_by_name_with_how_far_they_have_come(
     assert line + "30d00h" in shown.out or line + "29d23h" in shown.out
 
 
-def test_a_durable_subscription_is_ended_by_its_name(
-    federation: Any, figures: Any, said: Any, flags: list[str], tmp_path: Path, eventually: Callable[..., Any]
-) -> None:
-    # Given an archive, and a durable subscription that a process has open
-    config = msgspec.structs.replace(federation.config, archive=ArchiveSection(folder=str(tmp_path / "archive")))
-    federation.config = config
-    federation.pad("alpha", "rome")
-    subscriber = federation.subscriber()
-    subscriber.register_subscriber(type_name="Intel_Imagery", durable="fusion-1")
-    ending = ("subscriptions", "end", "fusion-1", "--json")
-    eventually(lambda: json.loads(said(*flags, "subscriptions", "--json").out))
-    # When it is ended, expect to be asked, and to be told that it is open
-    assert (said(*flags, *ending).code, "Say --yes" in said(*flags, *ending).err) == (2, True)
-    answer = said(*flags, *ending, "--yes")
-    assert (answer.code, "'fusion-1' is open in a process of" in answer.err) == (2, True)
-    # When the process has ended, expect the archive to forget it, once
-    subscriber.close()
-    eventually(lambda: not json.loads(said(*flags, "subscriptions", "--json").out)[0]["open"])
-    answer = said(*flags, *ending, "--yes")
-    assert (answer.code, json.loads(answer.out)) == (0, {"durable": "fusion-1", "archives": 1})
-    assert json.loads(said(*flags, "subscriptions", "--json").out) == []
-    answer = said(*flags, *ending, "--yes")
-    assert (answer.code, "no archive knows a durable subscription 'fusion-1'" in answer.err) == (1, True)
-
-
 def test_a_subscription_that_contradicts_the_schema_is_told_why_at_once_and_at_the_end(
     federation: Any, figures: Any, said: Any, flags: list[str]
 ) -> None:

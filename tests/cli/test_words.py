@@ -393,21 +393,6 @@ def test_who_waits_for_a_lookup_service_is_told_where_is_looked(
         assert "no lookup service" in last
 
 
-@pytest.mark.parametrize(
-    "arguments", [("services",), ("query", "--type", "x"), ("subscribe", "--type", "x", "--timeout", "0.5")]
-)
-def test_refused_connections_are_told_soon(
-    arguments: tuple[str, ...], said: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Given commands that look, and one whose --timeout is shorter than the wait for a lookup service
-    monkeypatch.setattr("jbi_pubsub.cli.app.REFUSED_SECONDS", 0.2)
-    monkeypatch.setattr("jbi_pubsub.cli.settings.FOUND_SECONDS", 0.2)
-    answer = said("--no-multicast", "--locator", "127.0.0.1:1", "--set", "lookup.timeout=60", *arguments)
-    assert answer.code == 1
-    assert float(re.search(r"within ([\d.]+) s", answer.err)[1]) < 30.0
-    assert "Connection refused" in answer.err
-
-
 def test_services_that_do_not_exist_are_answered_with_what_there_is(
     flags: list[str], federation: Any, figures: Any, said: Callable[..., Any]
 ) -> None:

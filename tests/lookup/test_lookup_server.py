@@ -319,17 +319,6 @@ def test_groups_public_all_another_none(
             community.lookup(ServiceTemplate(), timeout=0.5)
 
 
-def test_who_does_not_want_to_wait_is_told_of_refused_connections(federation: Any) -> None:
-    # Given a client that waits a minute, but a moment where nobody listens; Expect that moment
-    section = msgspec.structs.replace(federation.config.lookup, locators=("127.0.0.1:1",), timeout=60.0, refused=0.1)
-    community = JoinManager(msgspec.structs.replace(federation.config, lookup=section), name="test")
-    federation.stack.callback(community.close)
-    begun = time.monotonic()
-    with pytest.raises(LookupNotFoundError, match="Connection refused"):
-        community.lookup(ServiceTemplate())
-    assert time.monotonic() - begun < 30.0
-
-
 @pytest.fixture
 def crowded(federation: Any) -> RegistrarProxy:
     """A lookup service with 600 services of 60 KB each: 36 MB, more than a client takes in one answer."""
