@@ -16,6 +16,7 @@ from immutables import Map
 from .exceptions import InvalidArgument
 from .execution import Execution, ServiceCall, put_entry
 from .fom import Fom
+from .regions import reaches
 
 Pair = tuple[int, int]
 
@@ -33,7 +34,7 @@ def advise(call: ServiceCall, before: Execution, instance: int) -> None:
     """Tell what has changed since then; `instance`: the one that the service was about, if it declared nothing."""
     after, fom = call.execution, call.model.fom
     by_handle = after.instances.by_handle
-    declares = before.declared is not after.declared
+    declares = before.declared is not after.declared or before.regions is not after.regions
     if not declares and before.owned is after.owned and before.instances is after.instances:
         return
     handles = by_handle if declares else (instance,) if instance in by_handle else ()
@@ -89,7 +90,8 @@ def _reflected(execution: Execution, federate: int, handle: int) -> Iterator[tup
     cls = found.known.get(federate, 0) if found is not None else 0
     for each in execution.declared.subscribed.get(federate, Map()).get(cls, ()):
         owner = execution.owned.owner(handle, each)
-        if owner not in (0, federate) and each not in execution.owned.declared.get(handle, ()):
+        is_owned = owner not in (0, federate) and each not in execution.owned.declared.get(handle, ())
+        if is_owned and reaches(execution.regions, owner, handle, each, (federate, cls)):
             yield each, owner
 
 

@@ -6,12 +6,13 @@ subscriptions, and for interaction classes. Subscribing makes what exists known:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from immutables import Map
 
-from . import objects, ownership
-from .execution import Handles, ServiceCall, put_entry
+from . import objects, ownership, regions
+from .execution import Boxes, Handles, ServiceCall, put_entry
 from .fom import checked_attributes, interaction_class, object_class, update_rate
 
 # -- object classes -------------------------------------------------------------------------------------------------
@@ -37,16 +38,18 @@ def unpublish_object_class_attributes(call: ServiceCall, cls: int, attributes: H
 
 
 def subscribe_object_class_attributes(
-    call: ServiceCall, cls: int, attributes: Handles, rate: str = "", passive: bool = False
-) -> None:
+    call: ServiceCall, cls: int, attributes: Handles, rate: str = "", passive: bool = False,
+    areas: Mapping[int, Boxes] | None = None,
+) -> None:  # fmt: skip
     """The federate hears of instances of the class and those below it, and of these attributes; adds to what it
     subscribes to, and says of these anew how often it wants them, and whether others are advised of it (clause 5.6).
-    Raises InvalidObjectClassHandle, AttributeNotDefined, InvalidUpdateRateDesignator."""
+    `areas`: their regions. Raises InvalidObjectClassHandle, AttributeNotDefined, InvalidUpdateRateDesignator."""
     hertz = update_rate(call.model.fom, rate) if rate else 0.0
+    regions.use(call, "subscribed", cls, areas or dict.fromkeys(attributes, regions.DEFAULT))
     _add(call, "subscribed", cls, attributes)
     _note(call, "rates", {(cls, each): hertz for each in attributes})
     _note(call, "passive", {("o", cls, each): passive for each in attributes})
-    objects.discover(call, cls)
+    objects.discover(call, call.federate, call.execution.instances.by_handle, cls)
 
 
 def unsubscribe_object_class(call: ServiceCall, cls: int) -> None:
@@ -54,9 +57,13 @@ def unsubscribe_object_class(call: ServiceCall, cls: int) -> None:
     unsubscribe_object_class_attributes(call, cls, object_class(call.model.fom, cls).members)
 
 
-def unsubscribe_object_class_attributes(call: ServiceCall, cls: int, attributes: Handles) -> None:
-    """The federate hears nothing of these attributes. Raises as subscribe_object_class_attributes."""
-    gone = _take_out(call, "subscribed", cls, attributes)
+def unsubscribe_object_class_attributes(
+    call: ServiceCall, cls: int, attributes: Handles, areas: Mapping[int, Boxes] | None = None
+) -> None:
+    """The federate hears nothing of these attributes, but in other regions. Raises as
+    subscribe_object_class_attributes."""
+    gone = regions.unuse(call, "subscribed", cls, areas or dict.fromkeys(attributes, regions.DEFAULT))
+    gone = _take_out(call, "subscribed", cls, gone)
     _note(call, "rates", {(cls, each): 0.0 for each in gone})
     _note(call, "passive", {("o", cls, each): False for each in gone})
 
@@ -111,17 +118,21 @@ def unpublish_interaction_class(call: ServiceCall, cls: int) -> None:
     _set_class(call, "sends", cls, is_in=False)
 
 
-def subscribe_interaction_class(call: ServiceCall, cls: int, passive: bool = False) -> None:  # a service's argument
+def subscribe_interaction_class(
+    call: ServiceCall, cls: int, passive: bool = False, boxes: Boxes = regions.DEFAULT  # a service's argument
+) -> None:  # fmt: skip
     """The federate gets interactions of the class and those below it; nobody is advised of it who subscribes passively
-    (clause 5.8)."""
+    (clause 5.8). `boxes`: in which regions."""
+    regions.use(call, "hears", cls, {0: boxes})
     _set_class(call, "hears", cls, is_in=True)
     _note(call, "passive", {("i", cls, 0): passive})
 
 
-def unsubscribe_interaction_class(call: ServiceCall, cls: int) -> None:
-    """The federate gets none any more (clause 5.9)."""
-    _set_class(call, "hears", cls, is_in=False)
-    _note(call, "passive", {("i", cls, 0): False})
+def unsubscribe_interaction_class(call: ServiceCall, cls: int, boxes: Boxes = regions.DEFAULT) -> None:
+    """The federate gets none any more, but in other regions (clause 5.9)."""
+    if regions.unuse(call, "hears", cls, {0: boxes}):
+        _set_class(call, "hears", cls, is_in=False)
+        _note(call, "passive", {("i", cls, 0): False})
 
 
 def _set_class(call: ServiceCall, table: str, cls: int, *, is_in: bool) -> None:

@@ -95,6 +95,17 @@ class InvalidMessageRetractionHandle(RtiError): """The federate has sent no mess
 class MessageCanNoLongerBeRetracted(RtiError):
     """The message is below the federate's time and lookahead: others may have acted on it."""
 
+# data distribution
+class InvalidDimensionHandle(RtiError): """The federation object model has no dimension of that handle."""
+class InvalidRegion(RtiError): """There is no region of that handle."""
+class RegionNotCreatedByThisFederate(RtiError): """Another federate has created the region."""
+class RegionInUseForUpdateOrSubscription(RtiError): """The region is used for updates or subscriptions."""
+class InvalidRegionContext(RtiError):
+    """The region has a dimension that is not available for the attribute or interaction class."""
+class RegionDoesNotContainSpecifiedDimension(RtiError): """The region was created without that dimension."""
+class InvalidRangeBound(RtiError):
+    """Bounds that are none: the lower one is below the upper one, both from 0 to the dimension's upper bound."""
+
 # the rest
 class ErrorReadingFom(RtiError): """A module of a federation object model can't be read."""
 class InconsistentFom(RtiError):

@@ -29,7 +29,7 @@ Values = tuple[tuple[int, bytes], ...]
 """Handles of attributes or parameters, and what they are encoded as."""
 Asked = Literal["TAR", "TARA", "NMR", "NMRA", "FQR", "constrained"]
 
-K = TypeVar("K", int, str)
+K = TypeVar("K", int, str, tuple[str, int, int, int])
 V = TypeVar("V", bound=Sized)
 T = TypeVar("T")
 
@@ -323,6 +323,51 @@ class Clock(NamedTuple):
 AT_ZERO: Final = Pace()
 
 
+# -- data distribution management -------------------------------------------------------------------------------------
+
+Box = tuple[tuple[int, int, int], ...]
+"""Ranges of a region: dimension, lower bound, upper bound (outside). In other dimensions it is as wide as they are."""
+Boxes = Map[int, Box]
+"""By region; 0: the default region, which has no bounds."""
+Use = tuple[str, int, int, int]
+"""Where regions count: "update", a federate, an instance and an attribute; "subscribed", a federate, a class and an
+attribute; "hears", a federate, an interaction class and 0."""
+
+
+class Region(NamedTuple):
+    """A region of a federate: its ranges as they were set last, and as they count."""
+
+    bounds: Box
+    committed: Box
+    uses: Map[Use, bool] = Map()
+
+
+class Regions(NamedTuple):
+    """The regions of a federation. A use that is not here has the default region alone."""
+
+    made: Map[int, Map[int, Region]] = Map()
+    """By federate and handle."""
+    used: Map[Use, Boxes] = Map()
+
+    def put(self, use: Use, boxes: Boxes) -> Regions:
+        """With these regions in a use."""
+        own, before = self.made.get(use[1], Map()), self.used.get(use, Map())
+        if set(boxes) == {0}:
+            boxes = Map()
+        for each in (set(before) ^ set(boxes)) - {0}:
+            uses = own[each].uses
+            own = own.set(each, own[each]._replace(uses=uses.set(use, True) if each in boxes else uses.delete(use)))
+        return Regions(put_entry(self.made, use[1], own), put_entry(self.used, use, boxes))
+
+    def without(self, federate: int) -> Regions:
+        """After it has left."""
+        used = self.used
+        for region in self.made.get(federate, Map()).values():
+            for use in region.uses:
+                used = put_entry(used, use, Map())
+        return Regions(put_entry(self.made, federate, Map()), used)
+
+
 # -- the whole --------------------------------------------------------------------------------------------------------
 
 
@@ -339,11 +384,12 @@ class Execution(NamedTuple):
     clock: Clock = Clock()
     handles: int = 0
     """The last handle that was given."""
+    regions: Regions = Regions()
 
 
 KINDS: Final = (
     Execution, Callback, Claim, Clock, Declared, DeletedInstance, Instance, Instances, Member, Members, Message, Owned,
-    Pace, Point, Points, Saving, Sent,
+    Pace, Point, Points, Region, Regions, Saving, Sent,
 )  # fmt: skip
 """The kinds of values that an execution is made of."""
 
@@ -360,11 +406,13 @@ class ServiceStep(NamedTuple):
 class ServiceCall:
     """A service that a federate calls, on its way: changed in place, and closed to a Step."""
 
-    __slots__ = ("execution", "federate", "model", "told")
+    __slots__ = ("execution", "federate", "model", "moved", "told")
 
     def __init__(self, model: FederationModel, execution: Execution, federate: int) -> None:
         self.model, self.execution, self.federate = model, execution, federate
         self.told: list[Notice] = []
+        self.moved: list[int] = []
+        """Instances of which attributes have another owner or region: others may discover them now."""
 
     def step(self, answer: Any) -> ServiceStep:
         """The service is done."""

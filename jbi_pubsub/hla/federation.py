@@ -127,6 +127,7 @@ def _leave(call: ServiceCall) -> None:
         members=Members(joined.delete(federate), names.delete(joined[federate].name)),
         declared=execution.declared.without(federate),
         instances=execution.instances.forgotten_by(federate),
+        regions=execution.regions.without(federate),
     )
     _leave_points(call)
     _leave_saving(call)

@@ -1,8 +1,8 @@
 """The federation object model: object classes with attributes, interaction classes with parameters.
 
 Read from modules in the OMT XML of IEEE 1516.2-2010, of any namespace. Of a module are read: object classes,
-attributes, interaction classes, parameters, their nesting, `order`, `transportation` and `dataType`; and update rates.
-Data types and dimensions are checked (`rules`), and have no effect: an RTI here carries values as opaque bytes to all
+attributes, interaction classes, parameters, their nesting, `order`, `transportation`, `dataType` and dimensions; and
+update rates. Data types are checked (`rules`), and have no effect: an RTI here carries values as opaque bytes to all
 who subscribe. Sharing, switches and notes are passed over. The roots HLAobjectRoot (with HLAprivilegeToDeleteObject)
 and HLAinteractionRoot are there in any case.
 
@@ -18,7 +18,7 @@ import hashlib
 import re
 from functools import lru_cache
 from operator import attrgetter
-from typing import Final, Literal, NamedTuple, NoReturn
+from typing import Final, Literal, NamedTuple, NoReturn, TypeVar
 
 from immutables import Map
 
@@ -31,6 +31,7 @@ from .exceptions import (
     AttributeNotDefined,
     ErrorReadingFom,
     InconsistentFom,
+    InvalidDimensionHandle,
     InvalidInteractionClassHandle,
     InvalidObjectClassHandle,
     InvalidUpdateRateDesignator,
@@ -41,6 +42,7 @@ from .omt import children, is_of_2025, local_name, root_of, text_of
 from .rules import check
 
 Order = Literal["receive", "timestamp"]
+T = TypeVar("T")
 
 RELIABLE: Final = 1
 BEST_EFFORT: Final = 2
@@ -51,6 +53,8 @@ INTERACTION_ROOT: Final = "HLAinteractionRoot"
 PRIVILEGE: Final = "HLAprivilegeToDeleteObject"
 
 CLASSES_MOST: Final = 20_000
+DIMENSION_MOST: Final = 2**53
+"""The upper bound of a dimension that has none in the model."""
 MEMBERS_MOST: Final = 200_000
 """Attributes and parameters of all classes."""
 DEPTH_MOST: Final = 64
@@ -68,6 +72,16 @@ class ClassMember(NamedTuple):
     """In which its values are delivered when they are sent with a time; of a parameter its class's counts."""
     transportation: int = RELIABLE
     """One of the handles of transportation types."""
+    dimensions: tuple[str, ...] = ()
+    """Names of those in which it can have regions; sorted."""
+
+
+class Dimension(NamedTuple):
+    """A dimension of regions."""
+
+    name: str
+    upper: int
+    """Coordinates are from 0 and below that."""
 
 
 class Class(NamedTuple):
@@ -84,6 +98,8 @@ class Class(NamedTuple):
     """Order of an interaction class."""
     transportation: int = RELIABLE
     """As of an attribute; of an interaction class."""
+    dimensions: tuple[str, ...] = ()
+    """As of an attribute; of an interaction class."""
 
 
 class Fom(NamedTuple):
@@ -94,7 +110,7 @@ class Fom(NamedTuple):
     interactions: tuple[Class, ...]
     parameters: tuple[ClassMember, ...]
     names: Map[str, int]
-    """Handles: "o:" and the name of an object class, "i:" and that of an interaction class."""
+    """Handles: "o:" and the name of an object class, "i:" and that of an interaction class, "d:" of a dimension."""
     privilege: int
     """Handle of HLAprivilegeToDeleteObject."""
     digest: str
@@ -103,6 +119,7 @@ class Fom(NamedTuple):
     """What it was read from, by name."""
     rates: Map[str, float] = Map()
     """Update rates by name: so many a second at most; 0.0: all."""
+    dimensions: tuple[Dimension, ...] = ()
 
     def object_class(self, name: str) -> int:
         """Handle of an object class by its name, with or without HLAobjectRoot. Raises NameNotFound."""
@@ -119,6 +136,10 @@ class Fom(NamedTuple):
     def parameter(self, cls: int, name: str) -> int:
         """Handle of a parameter of an interaction class, by name. Raises NameNotFound."""
         return _member(self.interactions[cls - 1], self.parameters, name, "parameter")
+
+    def dimension(self, name: str) -> int:
+        """Handle of a dimension by its name. Raises NameNotFound."""
+        return self._class("d:", "", name, "dimension")
 
     def codec(self, data_type: str) -> Encoding:
         """Encoding of a data type of the model, or of the standard: `fom.codec("SpatialStruct").decode(value)`. Raises
@@ -151,7 +172,12 @@ def interaction_class(fom: Fom, cls: int) -> Class:
     return _class_at(fom.interactions, cls, "interaction class", InvalidInteractionClassHandle)
 
 
-def _class_at(classes: tuple[Class, ...], handle: int, what: str, error: type[RtiError]) -> Class:
+def dimension_at(fom: Fom, dimension: int) -> Dimension:
+    """Raises InvalidDimensionHandle."""
+    return _class_at(fom.dimensions, dimension, "dimension", InvalidDimensionHandle)
+
+
+def _class_at(classes: tuple[T, ...], handle: int, what: str, error: type[RtiError]) -> T:
     if not 0 < handle <= len(classes):
         hint = f"Take get_{what.replace(' ', '_')}_handle"
         raise error(f"no {what} has the handle {handle}", hint=hint, handle=handle)
@@ -197,6 +223,7 @@ class _Said(NamedTuple):
     transportation: int = RELIABLE
     is_adding: bool = False
     """A module of IEEE 1516.2-2025, which may add members to a class."""
+    dimensions: tuple[str, ...] = ()
 
 
 _Sayings = dict[str, list[_Said]]
@@ -211,7 +238,7 @@ def parsed(*modules: tuple[str, bytes]) -> Fom:
     for name, root in roots:
         _read_module(name, root, objects, interactions)
     check(roots)
-    return _made(_agreed(objects), _agreed(interactions), _rates(roots))._replace(modules=tuple(sorted(modules)))
+    return _made(_agreed(objects), _agreed(interactions), roots)._replace(modules=tuple(sorted(modules)))
 
 
 def _rates(roots: list[tuple[str, Element]]) -> dict[str, float]:
@@ -261,11 +288,14 @@ def _read_class(source: tuple[str, bool], element: Element, kinds: tuple[str, st
     for each in children(element, member):
         place = f"{module}:{each.sourceline}"
         order = _order(each, place) or "receive"
-        one = ClassMember(_name_of(each, place), text_of(each, "dataType"), order, _transportation(each))
+        one = ClassMember(
+            _name_of(each, place), text_of(each, "dataType"), order, _transportation(each), _dimensions_of(each)
+        )
         if one.name in members:
             raise InconsistentFom(f"{place}: {name} has {one.name} twice", hint="Leave one", file=module)
         members[one.name] = one
-    said.setdefault(name, []).append(_Said(members, _order(element, where), where, _transportation(element), is_adding))
+    made = _Said(members, _order(element, where), where, _transportation(element), is_adding, _dimensions_of(element))
+    said.setdefault(name, []).append(made)
     for each in children(element, kind):
         _read_class(source, each, kinds, name, said)
 
@@ -296,7 +326,8 @@ def _same(name: str, said: list[_Said]) -> _Said:
             first = first._replace(order=each.order)
         elif "." in name and each.order not in (None, first.order):  # what a root's is makes no difference
             _refuse(name, first, each, {"order"})
-    return first._replace(transportation=max(each.transportation for each in said))
+    dimensions = tuple(sorted({name for each in said for name in each.dimensions}))
+    return first._replace(transportation=max(each.transportation for each in said), dimensions=dimensions)
 
 
 def _refuse(name: str, one: _Said, other: _Said, differs: set[str]) -> NoReturn:
@@ -306,7 +337,7 @@ def _refuse(name: str, one: _Said, other: _Said, differs: set[str]) -> NoReturn:
     )
 
 
-def _made(objects: dict[str, _Said], interactions: dict[str, _Said], rates: dict[str, float]) -> Fom:
+def _made(objects: dict[str, _Said], interactions: dict[str, _Said], roots: list[tuple[str, Element]]) -> Fom:
     if sum(len(each.members) for said in (objects, interactions) for each in said.values()) > MEMBERS_MOST:
         raise ErrorReadingFom(f"more than {MEMBERS_MOST:,} attributes and parameters", hint="Split the model")
     object_classes, attributes = _numbered(objects)
@@ -316,9 +347,28 @@ def _made(objects: dict[str, _Said], interactions: dict[str, _Said], rates: dict
         | {f"i:{each.name}": each.handle for each in interaction_classes}
     )
     privilege = next(n for n, each in enumerate(attributes, 1) if each.name == PRIVILEGE)
-    told = repr((object_classes, attributes, interaction_classes, parameters, *sorted(rates.items()))).encode()
-    digest = hashlib.sha256(told).hexdigest()[:32]
-    return Fom(object_classes, attributes, interaction_classes, parameters, names, privilege, digest, rates=Map(rates))
+    named = {name for each in attributes for name in each.dimensions}
+    named.update(name for each in interaction_classes for name in each.dimensions)
+    dimensions = _dimensions(roots, named)
+    names = names.update({f"d:{each.name}": handle for handle, each in enumerate(dimensions, 1)})
+    rates = _rates(roots)
+    told = repr((object_classes, attributes, interaction_classes, parameters, *sorted(rates.items()), dimensions))
+    digest = hashlib.sha256(told.encode()).hexdigest()[:32]
+    return Fom(object_classes, attributes, interaction_classes, parameters, names, privilege, digest,
+               rates=Map(rates), dimensions=dimensions)  # fmt: skip
+
+
+def _dimensions(roots: list[tuple[str, Element]], named: set[str]) -> tuple[Dimension, ...]:
+    """Dimensions of all modules, and those that are named here, and the standard's or of a module that is not there."""
+    found: dict[str, int] = {}
+    for module, root in roots:
+        for row in (row for table in children(root, "dimensions") for row in children(table, "dimension")):
+            name, said = text_of(row, "name"), text_of(row, "upperBound")
+            upper = min(int(said), DIMENSION_MOST) if said.isdecimal() else DIMENSION_MOST
+            if found.setdefault(name, upper) != upper:
+                where = f"{module}:{row.sourceline}"
+                raise InconsistentFom(f"{where}: {name} has another upper bound elsewhere", hint="Say the same in both")
+    return tuple(Dimension(name, found.get(name, DIMENSION_MOST)) for name in sorted({*found, *named}))
 
 
 def _numbered(said: dict[str, _Said]) -> tuple[tuple[Class, ...], tuple[ClassMember, ...]]:
@@ -339,7 +389,7 @@ def _numbered(said: dict[str, _Said]) -> tuple[tuple[Class, ...], tuple[ClassMem
         members.extend(own)
         above = (handle, *(parent.above if parent else ()))
         classes[name] = Class(handle, name, above, (*inherited, *handles), said[name].order or "receive",
-                              said[name].transportation)  # fmt: skip
+                              said[name].transportation, said[name].dimensions)  # fmt: skip
     return tuple(classes.values()), tuple(members)
 
 
@@ -351,6 +401,11 @@ def _name_of(element: Element, where: str) -> str:
             hint="A name is a letter, then letters, digits, _ and -, 255 at most",
         )
     return name
+
+
+def _dimensions_of(element: Element) -> tuple[str, ...]:
+    rows = (row for table in children(element, "dimensions") for row in children(table, "dimension"))
+    return tuple(sorted({(each.text or "").strip()[:255] for each in rows} - {"", "NA", "N/A"}))
 
 
 def _transportation(element: Element) -> int:

@@ -11,12 +11,14 @@ deletion is retracted. A name need not be reserved to be taken.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Final
 
 from immutables import Map
 
-from . import clock, ownership
+from . import clock, ownership, regions
 from .exceptions import (
     DeletePrivilegeNotHeld,
     FederateOwnsAttributes,
@@ -31,6 +33,7 @@ from .exceptions import (
 )
 from .execution import (
     Attributes,
+    Boxes,
     Callback,
     DeletedInstance,
     Handles,
@@ -48,9 +51,12 @@ RESERVED_MOST: Final = 100_000
 # -- instances ------------------------------------------------------------------------------------------------------
 
 
-def register_object_instance(call: ServiceCall, cls: int, name: str = "") -> int:
+def register_object_instance(
+    call: ServiceCall, cls: int, name: str = "", areas: Mapping[int, Boxes] = MappingProxyType({})
+) -> int:
     """An instance comes to be, owned by the federate as far as it publishes the class; the answer is its handle (clause
-    6.8). Raises InvalidObjectClassHandle, ObjectClassNotPublished, ObjectInstanceNameInUse."""
+    6.8). Raises InvalidObjectClassHandle, ObjectClassNotPublished, ObjectInstanceNameInUse. `areas`: regions of
+    attributes."""
     kind = object_class(call.model.fom, cls)
     declared, instances = call.execution.declared, call.execution.instances
     published = declared.publishes(call.federate, cls)
@@ -66,18 +72,18 @@ def register_object_instance(call: ServiceCall, cls: int, name: str = "") -> int
         )
     owned = tuple(sorted({*published, call.model.fom.privilege}))
     heard = {call.federate: cls}
+    call.execution = call.execution._replace(owned=call.execution.owned.given(handle, owned, call.federate))
+    regions.use(call, "update", handle, areas)
     for each in sorted(declared.subscribed):
-        at = None if each == call.federate else _seen_as(declared.subscribed[each], kind.above)
-        if at is not None:
+        at = 0 if each == call.federate else _seen_as(call, each, handle, kind.above)
+        if at:
             heard[each] = at
             call.tell(each, "discover_object_instance", handle, at, name)
-    call.execution = call.execution._replace(
-        owned=call.execution.owned.given(handle, owned, call.federate),
-        instances=instances._replace(
-            by_handle=instances.by_handle.set(handle, Instance(cls, name, Map(heard))),
-            by_name=instances.by_name.set(name, handle),
-            reserved=instances.reserved.delete(name) if name in instances.reserved else instances.reserved,
-        ),
+    call.change(
+        "instances",
+        by_handle=instances.by_handle.set(handle, Instance(cls, name, Map(heard))),
+        by_name=instances.by_name.set(name, handle),
+        reserved=instances.reserved.delete(name) if name in instances.reserved else instances.reserved,
     )
     ownership.offer_rest(call, handle, kind, owned)
     return handle
@@ -124,25 +130,41 @@ def release_multiple_object_instance_names(call: ServiceCall, names: tuple[str, 
     call.change("instances", reserved=reserved)
 
 
-def _seen_as(subscribed: Attributes, above: Handles) -> int | None:
-    """The lowest class, of an instance's class and those above it, that is subscribed to."""
-    return next((each for each in above if each in subscribed), None)
+def _seen_as(call: ServiceCall, federate: int, instance: int, above: Handles) -> int:
+    """The lowest class, of an instance's class and those above it, that a federate subscribes to; 0: there is none, or
+    its regions there have no attribute of the instance (clause 6.9)."""
+    subscribed = call.execution.declared.subscribed.get(federate, Map())
+    at = next((each for each in above if each in subscribed), 0)
+    limits, owned = call.execution.regions, call.execution.owned
+    if not limits.used or not at or not subscribed[at]:
+        return at
+    is_seen = any(
+        regions.reaches(limits, owned.owner(instance, each), instance, each, (federate, at)) for each in subscribed[at]
+    )
+    return at if is_seen else 0
 
 
-def discover(call: ServiceCall, cls: int) -> None:
-    """The federate subscribes to a class: it discovers the instances that it does not know, and may assume what is
-    unowned of them."""
+def discover(call: ServiceCall, federate: int, handles: Iterable[int], cls: int = 1) -> None:
+    """A federate discovers those of the instances that it does not know, and subscribes to, and may assume what is
+    unowned of them. `cls`: that or a class below it is theirs."""
     by_handle = call.execution.instances.by_handle
-    for handle in sorted(by_handle):
-        instance = by_handle[handle]
-        above = call.model.fom.objects[instance.cls - 1].above
-        if call.federate in instance.known or cls not in above:
+    for handle in sorted(handles):
+        instance = by_handle.get(handle)
+        if instance is None or federate in instance.known:
             continue
-        at = _seen_as(call.execution.declared.subscribed[call.federate], above) or cls
-        by_handle = by_handle.set(handle, instance._replace(known=instance.known.set(call.federate, at)))
-        call.tell(call.federate, "discover_object_instance", handle, at, instance.name)
-        ownership.offer_of(call, handle, at)
+        above = call.model.fom.objects[instance.cls - 1].above
+        at = _seen_as(call, federate, handle, above) if cls in above else 0
+        if at:
+            by_handle = by_handle.set(handle, instance._replace(known=instance.known.set(federate, at)))
+            call.tell(federate, "discover_object_instance", handle, at, instance.name)
+            ownership.offer_of(call, federate, handle, at)
     call.change("instances", by_handle=by_handle)
+
+
+def discover_moved(call: ServiceCall) -> None:
+    """Instances that have other owners or regions come to be seen by some."""
+    for federate in sorted(call.execution.declared.subscribed) if call.moved and call.execution.regions.used else ():
+        discover(call, federate, call.moved)
 
 
 def delete_object_instance(call: ServiceCall, instance: int, tag: bytes = b"", time: float | None = None) -> int:
@@ -185,6 +207,7 @@ def _delete(call: ServiceCall, instance: int, tag: bytes, time: float | None, re
     """The instance is not there any more; who is to be told."""
     instances = call.execution.instances
     found = instances.by_handle[instance]
+    regions.forget(call, instance, found.known)
     call.change(
         "instances",
         by_handle=instances.by_handle.delete(instance), by_name=instances.by_name.delete(found.name),
@@ -211,6 +234,7 @@ def local_delete_object_instance(call: ServiceCall, instance: int) -> None:
         raise FederateOwnsAttributes(
             f"the federate owns attributes of {found.name}, or waits for some", hint="Divest them first"
         )
+    regions.forget(call, instance, (call.federate,))
     forgotten = found._replace(known=found.known.delete(call.federate))
     call.change("instances", by_handle=call.execution.instances.by_handle.set(instance, forgotten))
 
@@ -305,10 +329,15 @@ def _reflections(
     attributes = tuple(each for each, _ in values)
     made = []
     whole = Callback("reflect_attribute_values", (instance, values, tag, time, retraction))
-    known = call.execution.instances.by_handle[instance].known
+    known, limits = call.execution.instances.by_handle[instance].known, call.execution.regions
     for federate, wanted in _reached(call.execution.declared.subscribed, known, attributes):
         if federate == call.federate:
             continue
+        if limits.used:
+            reader = federate, known[federate]
+            wanted = tuple(each for each in wanted if regions.reaches(limits, call.federate, instance, each, reader))
+            if not wanted:
+                continue
         if len(wanted) == len(attributes):
             made.append((federate, whole))
         else:
@@ -333,7 +362,7 @@ def _reached(
 
 def request_attribute_value_update(call: ServiceCall, instance: int, attributes: Handles, tag: bytes = b"") -> None:
     """The owners are asked for values (clause 6.19). Raises ObjectInstanceNotKnown, AttributeNotDefined."""
-    _ask_owners(call, instance, checked_attributes(call.known_class(instance), attributes), tag)
+    ask_owners(call, instance, checked_attributes(call.known_class(instance), attributes), tag)
 
 
 def request_class_attribute_value_update(call: ServiceCall, cls: int, attributes: Handles, tag: bytes = b"") -> None:
@@ -343,10 +372,11 @@ def request_class_attribute_value_update(call: ServiceCall, cls: int, attributes
     by_handle = call.execution.instances.by_handle
     for handle in sorted(by_handle):
         if cls in call.model.fom.objects[by_handle[handle].cls - 1].above:
-            _ask_owners(call, handle, wanted, tag)
+            ask_owners(call, handle, wanted, tag)
 
 
-def _ask_owners(call: ServiceCall, instance: int, attributes: Handles, tag: bytes) -> None:
+def ask_owners(call: ServiceCall, instance: int, attributes: Handles, tag: bytes) -> None:
+    """The owners of attributes of an instance are asked for values."""
     owners: dict[int, list[int]] = {}
     unowned = call.execution.owned.declared.get(instance, ())
     for each in attributes:
@@ -370,11 +400,12 @@ def change_attribute_order_type(call: ServiceCall, instance: int, attributes: Ha
 
 
 def send_interaction(
-    call: ServiceCall, cls: int, parameters: Values, tag: bytes = b"", time: float | None = None
-) -> int:
+    call: ServiceCall, cls: int, parameters: Values, tag: bytes = b"", time: float | None = None,
+    boxes: Boxes = regions.DEFAULT,
+) -> int:  # fmt: skip
     """An interaction, for who subscribes to its class or one above it; the answer is a retraction handle, 0 in receive
     order (clause 6.12). Raises InvalidInteractionClassHandle, InteractionClassNotPublished,
-    InteractionParameterNotDefined, InvalidLogicalTime."""
+    InteractionParameterNotDefined, InvalidLogicalTime. `boxes`: its regions."""
     kind = published_class(call, cls)
     for handle, _ in parameters:
         if handle not in kind.members:
@@ -389,7 +420,8 @@ def send_interaction(
     is_best_effort = not is_ordered and interactions_go_by(call, call.federate, kind) == BEST_EFFORT
     receivers = []
     for each, at in _hearing(call.execution.declared.hears, kind.above):
-        if each != call.federate:
+        wanted = call.execution.regions.used.get(("hears", each, at, 0), regions.DEFAULT)
+        if each != call.federate and regions.meets(boxes, wanted):
             fits = call.model.fom.interactions[at - 1].members
             some = parameters if at == cls else tuple(v for v in parameters if v[0] in fits)
             said = (at, some, tag, time, retraction)

@@ -209,20 +209,20 @@ def offer_unowned(call: ServiceCall, cls: int) -> None:
     by_handle = call.execution.instances.by_handle
     for handle in sorted(by_handle):
         if by_handle[handle].known.get(call.federate) == cls:
-            offer_of(call, handle, cls)
+            offer_of(call, call.federate, handle, cls)
 
 
-def offer_of(call: ServiceCall, instance: int, cls: int) -> None:
-    """Offer what is unowned of an instance, or divested, to the federate, which knows it at a class and may own it
+def offer_of(call: ServiceCall, federate: int, instance: int, cls: int) -> None:
+    """Offer what is unowned of an instance, or divested, to a federate, which knows it at a class and may own it
     (clause 7.4)."""
     owners = call.execution.owned.owners.get(instance, Map())
     divesting = call.execution.owned.divesting.get(instance, Map())
     by_tag: dict[bytes, list[int]] = {}
-    for each in sorted(may_own(call, call.federate, cls)):
-        if each not in owners or (each in divesting and owners[each] != call.federate):
+    for each in sorted(may_own(call, federate, cls)):
+        if each not in owners or (each in divesting and owners[each] != federate):
             by_tag.setdefault(divesting.get(each, b""), []).append(each)
     for tag, free in by_tag.items():
-        call.tell(call.federate, "request_attribute_ownership_assumption", instance, tuple(free), tag)
+        call.tell(federate, "request_attribute_ownership_assumption", instance, tuple(free), tag)
 
 
 def lose_unpublished(call: ServiceCall, cls: int, attributes: Handles) -> None:

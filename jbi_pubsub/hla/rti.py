@@ -1,8 +1,8 @@
 """The runtime infrastructure as a function: all services of a federation execution by name, checked, in order.
 
 `call` looks the service up, checks its arguments, refuses what may not be called now, and has the service's group do
-it: federation.py, declaration.py, objects.py, ownership.py, timing.py. It changes nothing and waits for nothing;
-whoever calls keeps the execution that comes back, and passes on what is told.
+it: federation.py, declaration.py, objects.py, ownership.py, timing.py, distribution.py. It changes nothing and waits
+for nothing; whoever calls keeps the execution that comes back, and passes on what is told.
 
 While a federation is saved, all but reports, status queries, aborting and resigning is refused (SaveInProgress), and
 the same while it is restored (RestoreInProgress; IEEE 1516.1-2010, clauses 4.16 and 4.24).
@@ -21,13 +21,14 @@ from jbi_pubsub.core.errors import ProtocolError
 from jbi_pubsub.core.near import near_name
 from jbi_pubsub.core.values import decoded
 
-from . import advice, declaration, extensions, federation, objects, ownership, timing, transportation
+from . import advice, declaration, distribution, extensions, federation, objects, ownership, timing, transportation
 from .exceptions import (
     FederateAlreadyExecutionMember,
     FederateNotExecutionMember,
     InvalidArgument,
     InvalidLogicalTime,
     InvalidLookahead,
+    InvalidRangeBound,
     InvalidTransportationType,
     RestoreInProgress,
     RtiError,
@@ -36,7 +37,7 @@ from .exceptions import (
     UnknownService,
 )
 from .execution import Execution, FederationModel, ServiceCall, ServiceStep, Values
-from .fom import BEST_EFFORT, RELIABLE
+from .fom import BEST_EFFORT, DIMENSION_MOST, RELIABLE
 
 NAME_MOST: Final = 1_000
 """Characters of names and labels."""
@@ -53,6 +54,8 @@ INSTANCES_MOST: Final = 1_000_000
 
 LEAVE: Final = "resign_federation_execution"
 JOIN: Final = "join_federation_execution"
+REGISTER: Final = "register_object_instance"
+"""Also with regions."""
 
 
 class Service(NamedTuple):
@@ -126,6 +129,20 @@ def _values(name: str, value: Any) -> Values:
         if any(a[0] == b[0] for a, b in itertools.pairwise(made)):
             raise InvalidArgument(f"{name} takes one value of each handle", hint=_HINT)
     return tuple(made)
+
+
+def _pairs(name: str, value: Any) -> tuple[tuple[int, ...], ...]:
+    """Attributes, each with a region."""
+    is_many = isinstance(value, Sequence) and len(value) <= HANDLES_MOST
+    if not is_many or any(not isinstance(each, list | tuple) or len(each) != 2 for each in value):
+        raise InvalidArgument(f"{name} takes pairs of an attribute and a region, not {_shown(value)}", hint=_HINT)
+    return tuple(_handles(name, each) for each in value)
+
+
+def _bound(name: str, value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= DIMENSION_MOST:
+        raise InvalidRangeBound(f"{name} takes bounds, whole numbers from 0, not {_shown(value)}", hint=_HINT)
+    return value
 
 
 def _seconds(name: str, value: Any, what: str, error: type[RtiError]) -> float:
@@ -263,6 +280,21 @@ SERVICES: Final[dict[str, Service]] = {
         _of(ownership.cancel_attribute_ownership_acquisition, *_ATTRIBUTES),
         _of(ownership.query_attribute_ownership, _handle, _handle),
         _of(ownership.is_attribute_owned_by_federate, _handle, _handle),
+        _of(distribution.create_region, _handles),
+        _of(distribution.commit_region_modifications, _handles),
+        _of(distribution.delete_region, _handle),
+        _of(distribution.register_object_instance_with_regions, _handle, _pairs, _text, needs=2),
+        _of(distribution.associate_regions_for_updates, _handle, _pairs),
+        _of(distribution.unassociate_regions_for_updates, _handle, _pairs),
+        _of(distribution.subscribe_object_class_attributes_with_regions, _handle, _pairs, _text, _flag, needs=2),
+        _of(distribution.unsubscribe_object_class_attributes_with_regions, _handle, _pairs),
+        _of(distribution.subscribe_interaction_class_with_regions, _handle, _handles, _flag, needs=2),
+        _of(distribution.unsubscribe_interaction_class_with_regions, _handle, _handles),
+        _of(distribution.send_interaction_with_regions, _handle, _values, _handles, _tag, _stamp, needs=3),
+        _of(distribution.request_attribute_value_update_with_regions, _handle, _pairs, _tag, needs=2),
+        _of(distribution.get_dimension_handle_set, _handle),
+        _of(distribution.get_range_bounds, _handle, _handle),
+        _of(distribution.set_range_bounds, _handle, _handle, _bound, _bound),
         _of(timing.enable_time_regulation, _lookahead),
         _of(timing.disable_time_regulation),
         _of(timing.enable_time_constrained),
@@ -324,8 +356,9 @@ def call(model: FederationModel, execution: Execution, federate: int, service: s
     checked = [check(service, each) for check, each in zip(found.checks, arguments, strict=False)]
     made = ServiceCall(model, execution, federate)
     answer = found.act(made, *checked)
+    objects.discover_moved(made)
     if made.execution.declared.advised and not execution.saving.is_restore:
-        about = answer if found.act is objects.register_object_instance else checked[0] if checked else 0
+        about = answer if service.startswith(REGISTER) else checked[0] if checked else 0
         advice.advise(made, execution, about)
     if model.options.adds:
         made.told.extend(extensions.notices(model.options, execution, made.execution))
@@ -349,7 +382,7 @@ def _admit(execution: Execution, federate: int, service: str, is_for: str) -> No
         raise SaveInProgress(f"the federation is being saved as {saving.label!r}", hint="Wait for its end")
     if service == JOIN and len(execution.members.joined) >= FEDERATES_MOST:
         raise RtiInternalError(f"{FEDERATES_MOST:,} federates are joined to {execution.name}", hint="Resign some")
-    if service == "register_object_instance" and len(execution.instances.by_handle) >= INSTANCES_MOST:
+    if service.startswith(REGISTER) and len(execution.instances.by_handle) >= INSTANCES_MOST:
         raise RtiInternalError(f"{INSTANCES_MOST:,} object instances exist", hint="Delete some")
 
 
@@ -364,6 +397,6 @@ _ARGUMENT: Final[Decoder[Any]] = Decoder(
     | int
     | float
     | str
-    | Annotated[list[int | str | tuple[int, bytes]], msgspec.Meta(max_length=HANDLES_MOST)]
+    | Annotated[list[int | str | tuple[int, bytes | int]], msgspec.Meta(max_length=HANDLES_MOST)]
     | None
 )

@@ -15,6 +15,8 @@ from typing import Any
 
 from .fom import Order
 
+Pairs = Iterable[tuple[int, int]]
+
 
 class ServiceCaller(ABC):
     """Whoever brings a call to an RTI."""
@@ -401,5 +403,70 @@ class ObjectServices(ServiceCaller):
         return bool(self._ask("is_attribute_owned_by_federate", instance, attribute))
 
 
-class FederateServices(FederationServices, ObjectServices):
+class RegionServices(ServiceCaller):
+    """Data distribution management. `pairs`: attributes, each with a region. What takes regions raises InvalidRegion,
+    RegionNotCreatedByThisFederate, and what uses them InvalidRegionContext."""
+
+    # fmt: off
+
+    def create_region(self, dimensions: Iterable[int]) -> int:
+        """A region, as wide as its dimensions; its handle (clause 9.2). Raises InvalidDimensionHandle."""
+        return int(self._ask("create_region", tuple(dimensions)))
+    def commit_region_modifications(self, regions: Iterable[int]) -> None:
+        """The bounds that were set count from now on (clause 9.3)."""
+        self._ask("commit_region_modifications", tuple(regions))
+    def delete_region(self, region: int) -> None:
+        """Raises RegionInUseForUpdateOrSubscription (clause 9.4)."""
+        self._ask("delete_region", region)
+    def get_dimension_handle_set(self, region: int) -> tuple[int, ...]:
+        """The dimensions of a region (clause 10.28)."""
+        return tuple(self._ask("get_dimension_handle_set", region))
+    def get_range_bounds(self, region: int, dimension: int) -> tuple[int, ...]:
+        """Both bounds, as they were set last (clause 10.29). Raises RegionDoesNotContainSpecifiedDimension."""
+        return tuple(self._ask("get_range_bounds", region, dimension))
+    def set_range_bounds(self, region: int, dimension: int, lower: int, upper: int) -> None:
+        """From `lower` to below `upper`, when it is committed (clause 10.30). Raises
+        RegionDoesNotContainSpecifiedDimension, InvalidRangeBound."""
+        self._ask("set_range_bounds", region, dimension, lower, upper)
+    def register_object_instance_with_regions(self, cls: int, pairs: Pairs, name: str = "") -> int:
+        """As register_object_instance (clause 9.5). Raises AttributeNotPublished, too."""
+        return int(self._ask("register_object_instance_with_regions", cls, tuple(pairs), name))
+    def associate_regions_for_updates(self, instance: int, pairs: Pairs) -> None:
+        """Attributes are in more regions, while this federate owns them (clause 9.6)."""
+        self._ask("associate_regions_for_updates", instance, tuple(pairs))
+    def unassociate_regions_for_updates(self, instance: int, pairs: Pairs) -> None:
+        """They are there no more; without regions they are everywhere (clause 9.7)."""
+        self._ask("unassociate_regions_for_updates", instance, tuple(pairs))
+    def subscribe_object_class_attributes_with_regions(
+        self, cls: int, pairs: Pairs, *, rate: str = "", passive: bool = False
+    ) -> None:
+        """As subscribe_object_class_attributes, of what is there (clause 9.8)."""
+        self._ask("subscribe_object_class_attributes_with_regions", cls, tuple(pairs), rate, passive)
+    def unsubscribe_object_class_attributes_with_regions(self, cls: int, pairs: Pairs) -> None:
+        """Hear nothing of them there any more (clause 9.9)."""
+        self._ask("unsubscribe_object_class_attributes_with_regions", cls, tuple(pairs))
+    def subscribe_interaction_class_with_regions(
+        self, cls: int, regions: Iterable[int], *, passive: bool = False
+    ) -> None:
+        """As subscribe_interaction_class, of what is sent there (clause 9.10)."""
+        self._ask("subscribe_interaction_class_with_regions", cls, tuple(regions), passive)
+    def unsubscribe_interaction_class_with_regions(self, cls: int, regions: Iterable[int]) -> None:
+        """Get none there any more (clause 9.11)."""
+        self._ask("unsubscribe_interaction_class_with_regions", cls, tuple(regions))
+    def send_interaction_with_regions(
+        self, cls: int, parameters: Mapping[int, bytes], regions: Iterable[int], tag: bytes = b"",
+        time: float | None = None,
+    ) -> int:  # fmt: skip
+        """As send_interaction, for who listens there (clause 9.12)."""
+        arguments = cls, sorted(parameters.items()), tuple(regions), tag
+        if time is None:
+            self._send("send_interaction_with_regions", *arguments)
+            return 0
+        return int(self._ask("send_interaction_with_regions", *arguments, time))
+    def request_attribute_value_update_with_regions(self, cls: int, pairs: Pairs, tag: bytes = b"") -> None:
+        """The owners of all instances of the class are asked for values that are there (clause 9.13)."""
+        self._ask("request_attribute_value_update_with_regions", cls, tuple(pairs), tag)
+
+
+class FederateServices(FederationServices, ObjectServices, RegionServices):
     """See the module."""

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from .encoding import Encoding, standard
 from .exceptions import AttributeNotDefined, InteractionParameterNotDefined, NameNotFound, RtiError
-from .fom import Class, Fom, Order, interaction_class, object_class, update_rate
+from .fom import Class, Fom, Order, dimension_at, interaction_class, object_class, update_rate
 from .services import ServiceCaller
 
 
@@ -98,6 +98,27 @@ class SupportServices(ServiceCaller):
     def get_update_rate_value_for_attribute(self, instance: int, attribute: int) -> float:
         """The number with which this federate has subscribed to it (clause 10.14)."""
         return float(self._ask("get_update_rate_value_for_attribute", instance, attribute))
+
+    def get_available_dimensions_for_class_attribute(self, cls: int, attribute: int) -> tuple[int, ...]:
+        """Dimensions of its regions (clause 10.23). Raises InvalidObjectClassHandle, AttributeNotDefined."""
+        _check(object_class(self.fom, cls), attribute, AttributeNotDefined)
+        return tuple(map(self.fom.dimension, self.fom.attributes[attribute - 1].dimensions))
+
+    def get_available_dimensions_for_interaction_class(self, cls: int) -> tuple[int, ...]:
+        """Dimensions of its regions (clause 10.24). Raises InvalidInteractionClassHandle."""
+        return tuple(map(self.fom.dimension, interaction_class(self.fom, cls).dimensions))
+
+    def get_dimension_handle(self, name: str) -> int:
+        """Handle of a dimension (clause 10.25). Raises NameNotFound."""
+        return self.fom.dimension(name)
+
+    def get_dimension_name(self, dimension: int) -> str:
+        """Raises InvalidDimensionHandle (clause 10.26)."""
+        return dimension_at(self.fom, dimension).name
+
+    def get_dimension_upper_bound(self, dimension: int) -> int:
+        """The coordinates in a dimension are below that (clause 10.27). Raises InvalidDimensionHandle."""
+        return dimension_at(self.fom, dimension).upper
 
     def get_time_factory(self) -> TimeFactory:
         """That of the times of a federation."""

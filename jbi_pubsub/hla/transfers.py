@@ -122,6 +122,7 @@ class Transfer:
     def close(self) -> None:
         """Put what has become of it into the execution. It can't be changed any more."""
         owned, at = self._call.execution.owned, self._instance
+        self._call.moved.append(at)
         self._call.change(
             "owned",
             owners=put_entry(owned.owners, at, self.owners.finish()),

@@ -1,0 +1,224 @@
+"""Data distribution management: in which regions of the model's dimensions values are, and in which they are wanted
+(IEEE 1516.1-2010, clause 9).
+
+A region: created -> its bounds set, and committed -> used for updates, subscriptions, interactions -> used no more ->
+deleted. It has all of its dimensions until other bounds are committed, and what it has not is not limited. An attribute
+of an instance is in the regions of its owner; those that another federate associates count when it owns the attribute.
+
+What takes a region raises InvalidRegion and RegionNotCreatedByThisFederate; what uses some, InvalidRegionContext, too.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from immutables import Map
+
+from . import declaration, objects
+from .exceptions import (
+    AttributeNotPublished,
+    InvalidRangeBound,
+    InvalidRegion,
+    InvalidRegionContext,
+    RegionDoesNotContainSpecifiedDimension,
+    RegionInUseForUpdateOrSubscription,
+    RegionNotCreatedByThisFederate,
+    RtiInternalError,
+)
+from .execution import Boxes, Handles, Region, ServiceCall, Values, put_entry
+from .fom import Class, checked_attributes, dimension_at, interaction_class, object_class
+from .regions import DEFAULT, meets, unuse, use
+
+REGIONS_MOST: Final = 10_000
+"""Regions of a federate."""
+
+Pairs = tuple[tuple[int, int], ...]
+"""Attributes, each with a region."""
+
+# -- regions --------------------------------------------------------------------------------------------------------
+
+
+def create_region(call: ServiceCall, dimensions: Handles) -> int:
+    """A region of some dimensions; the answer is its handle (clause 9.2). Raises InvalidDimensionHandle."""
+    box = tuple((each, 0, dimension_at(call.model.fom, each).upper) for each in sorted(set(dimensions)))
+    if len(call.execution.regions.made.get(call.federate, ())) >= REGIONS_MOST:
+        raise RtiInternalError(f"the federate has {REGIONS_MOST:,} regions", hint="Delete some, or change their bounds")
+    handle = call.next_handle()
+    _keep(call, handle, Region(box, box))
+    return handle
+
+
+def get_dimension_handle_set(call: ServiceCall, region: int) -> Handles:
+    """The answer is the dimensions of a region (clause 10.28)."""
+    return tuple(each for each, _, _ in _own(call, region).bounds)
+
+
+def get_range_bounds(call: ServiceCall, region: int, dimension: int) -> Handles:
+    """The answer is both bounds, as they were set last (clause 10.29). Raises
+    RegionDoesNotContainSpecifiedDimension."""
+    found = {each: bounds for each, *bounds in _own(call, region).bounds}
+    if dimension not in found:
+        raise RegionDoesNotContainSpecifiedDimension(
+            f"region {region} has no dimension {dimension}", hint="Take one that it was created with", handle=dimension
+        )
+    return tuple(found[dimension])
+
+
+def set_range_bounds(call: ServiceCall, region: int, dimension: int, lower: int, upper: int) -> None:
+    """Other bounds, which count when they are committed (clause 10.30). Raises as get_range_bounds, and
+    InvalidRangeBound."""
+    get_range_bounds(call, region, dimension)
+    most = dimension_at(call.model.fom, dimension).upper
+    if not lower < upper <= most:
+        raise InvalidRangeBound(f"no range: {lower} to {upper}", hint=f"Give 0 <= lower < upper <= {most}")
+    found = _own(call, region)
+    rest = (each for each in found.bounds if each[0] != dimension)
+    _keep(call, region, found._replace(bounds=tuple(sorted((*rest, (dimension, lower, upper))))))
+
+
+def commit_region_modifications(call: ServiceCall, regions: Handles) -> None:
+    """The bounds that were set count, wherever these regions are used (clause 9.3)."""
+    moved = {each: _own(call, each) for each in regions}
+    for each, region in moved.items():
+        _keep(call, each, region._replace(committed=region.bounds))
+    used = before = call.execution.regions.used
+    changed: dict[int, Boxes] = {}  # what was one stays one: so it is compared at once
+    places = sorted({place for region in moved.values() for place in region.uses})
+    for place in places:
+        boxes = before[place]
+        if id(boxes) not in changed:
+            changed[id(boxes)] = boxes.update({each: moved[each].bounds for each in boxes if each in moved})
+        used = used.set(place, changed[id(boxes)])
+    call.change("regions", used=used)
+    call.moved.extend({at for kind, _, at, _ in places if kind == "update"})
+    for cls in sorted({at for kind, _, at, _ in places if kind == "subscribed"}):
+        objects.discover(call, call.federate, call.execution.instances.by_handle, cls)
+
+
+def delete_region(call: ServiceCall, region: int) -> None:
+    """The region is no more (clause 9.4). Raises RegionInUseForUpdateOrSubscription."""
+    if uses := _own(call, region).uses:
+        raise RegionInUseForUpdateOrSubscription(
+            f"region {region} is used {len(uses)} times", hint="Unassociate it, and unsubscribe with it"
+        )
+    made = call.execution.regions.made
+    call.change("regions", made=put_entry(made, call.federate, made[call.federate].delete(region)))
+
+
+def _keep(call: ServiceCall, handle: int, region: Region) -> None:
+    made = call.execution.regions.made
+    call.change("regions", made=made.set(call.federate, made.get(call.federate, Map()).set(handle, region)))
+
+
+def _own(call: ServiceCall, region: int) -> Region:
+    made = call.execution.regions.made
+    found = made.get(call.federate, Map()).get(region)
+    if found is None:
+        error = RegionNotCreatedByThisFederate if any(region in each for each in made.values()) else InvalidRegion
+        raise error(f"the federate has no region {region}", hint="Take what create_region returned", handle=region)
+    return found
+
+
+def _boxes(call: ServiceCall, regions: Handles, available: tuple[str, ...]) -> Boxes:
+    """Regions where these dimensions are available."""
+    boxes = {each: _own(call, each).committed for each in regions}
+    for region, box in boxes.items():
+        if wrong := {call.model.fom.dimensions[each - 1].name for each, _, _ in box}.difference(available):
+            raise InvalidRegionContext(
+                f"region {region} has the dimension {min(wrong)}, which is not available there",
+                hint=f"Take a region of {', '.join(available) or 'no dimension'}",
+                handle=region,
+            )
+    return Map(boxes)
+
+
+def _areas(call: ServiceCall, kind: Class, pairs: Pairs) -> dict[int, Boxes]:
+    """Regions by attribute of a class."""
+    found: dict[int, set[int]] = {}
+    for attribute, region in pairs:
+        found.setdefault(attribute, set()).add(region)
+    attributes, shared = call.model.fom.attributes, dict[Boxes, Boxes]()  # as in commit_region_modifications
+    made = {
+        each: _boxes(call, tuple(found[each]), attributes[each - 1].dimensions)
+        for each in checked_attributes(kind, tuple(found))
+    }
+    return {each: shared.setdefault(boxes, boxes) for each, boxes in made.items()}
+
+
+# -- objects --------------------------------------------------------------------------------------------------------
+
+
+def register_object_instance_with_regions(call: ServiceCall, cls: int, pairs: Pairs, name: str = "") -> int:
+    """An instance, attributes of which are in regions; the answer is its handle (clause 9.5). Raises as
+    register_object_instance, and AttributeNotDefined, AttributeNotPublished."""
+    areas = _areas(call, object_class(call.model.fom, cls), pairs)
+    handle = objects.register_object_instance(call, cls, name, areas)
+    if wrong := set(areas).difference(call.execution.declared.publishes(call.federate, cls)):
+        named = call.model.fom.attributes[min(wrong) - 1].name
+        raise AttributeNotPublished(
+            f"the federate does not publish {named}", hint="Publish it first", handle=min(wrong)
+        )
+    return handle
+
+
+def associate_regions_for_updates(call: ServiceCall, instance: int, pairs: Pairs) -> None:
+    """Attributes of an instance are in regions (clause 9.6). Raises ObjectInstanceNotKnown, AttributeNotDefined."""
+    use(call, "update", instance, _areas(call, call.known_class(instance), pairs))
+    call.moved.append(instance)
+
+
+def unassociate_regions_for_updates(call: ServiceCall, instance: int, pairs: Pairs) -> None:
+    """Attributes are there no more; with the last region they have the default one (clause 9.7). Raises as
+    associate_regions_for_updates."""
+    unuse(call, "update", instance, _areas(call, call.known_class(instance), pairs))
+    call.moved.append(instance)
+
+
+def subscribe_object_class_attributes_with_regions(
+    call: ServiceCall, cls: int, pairs: Pairs, rate: str = "", passive: bool = False
+) -> None:
+    """The federate hears of attributes in regions, too (clause 9.8). Raises as subscribe_object_class_attributes."""
+    if areas := _areas(call, object_class(call.model.fom, cls), pairs):
+        declaration.subscribe_object_class_attributes(call, cls, tuple(areas), rate, passive, areas)
+
+
+def unsubscribe_object_class_attributes_with_regions(call: ServiceCall, cls: int, pairs: Pairs) -> None:
+    """The federate hears nothing of attributes in these regions (clause 9.9). Raises as the subscription."""
+    areas = _areas(call, object_class(call.model.fom, cls), pairs)
+    declaration.unsubscribe_object_class_attributes(call, cls, tuple(areas), areas)
+
+
+def request_attribute_value_update_with_regions(call: ServiceCall, cls: int, pairs: Pairs, tag: bytes = b"") -> None:
+    """The owners of all instances of a class and those below it are asked for values that are in regions (clause 9.13).
+    Raises as a subscription."""
+    areas = _areas(call, object_class(call.model.fom, cls), pairs)
+    by_handle, owned, used = call.execution.instances.by_handle, call.execution.owned, call.execution.regions.used
+    for at in sorted(by_handle):
+        if cls in call.model.fom.objects[by_handle[at].cls - 1].above:
+            sent = {each: used.get(("update", owned.owner(at, each), at, each), DEFAULT) for each in areas}
+            objects.ask_owners(call, at, tuple(each for each in areas if meets(sent[each], areas[each])), tag)
+
+
+# -- interactions ---------------------------------------------------------------------------------------------------
+
+
+def subscribe_interaction_class_with_regions(
+    call: ServiceCall, cls: int, regions: Handles, passive: bool = False
+) -> None:
+    """The federate gets interactions of the class in regions (clause 9.10). Raises InvalidInteractionClassHandle."""
+    if boxes := _boxes(call, regions, interaction_class(call.model.fom, cls).dimensions):
+        declaration.subscribe_interaction_class(call, cls, passive, boxes)
+
+
+def unsubscribe_interaction_class_with_regions(call: ServiceCall, cls: int, regions: Handles) -> None:
+    """The federate gets none in these regions (clause 9.11). Raises as the subscription."""
+    boxes = _boxes(call, regions, interaction_class(call.model.fom, cls).dimensions)
+    declaration.unsubscribe_interaction_class(call, cls, boxes)
+
+
+def send_interaction_with_regions(
+    call: ServiceCall, cls: int, parameters: Values, regions: Handles, tag: bytes = b"", time: float | None = None
+) -> int:
+    """An interaction for who listens there; answer and errors are those of send_interaction (clause 9.12)."""
+    boxes = _boxes(call, regions, interaction_class(call.model.fom, cls).dimensions)
+    return objects.send_interaction(call, cls, parameters, tag, time, boxes or DEFAULT)
