@@ -5,12 +5,15 @@ RTIs, bridges and federates are processes of their own, over loopback. Told are:
 one, and over a bridge that renames, changes units and coarsens, with ten thousand other instances on its sides; beside
 them the same bytes through a plain socket between two processes; how long a single update takes at one RTI and over the
 bridges; from a request to the grant of a time (2 federates), and steps a second in lockstep (2, 20, 100 federates).
+Told besides is how long an RTI computes for an update, and for a region that moves, while others want some hundreds of
+regions (`--regions` tells that alone).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import socket
 import statistics
 import subprocess
@@ -24,8 +27,11 @@ from tempfile import TemporaryDirectory
 from time import monotonic_ns
 
 from jbi_pubsub.core.config import Config, LookupSection
+from jbi_pubsub.hla import rti as services
 from jbi_pubsub.hla.ambassador import RTIAmbassador
+from jbi_pubsub.hla.execution import FederationModel
 from jbi_pubsub.hla.federate import FederateAmbassador
+from jbi_pubsub.hla.fom import parsed
 
 GROUP = "bench-hla"
 MODULE = """<objectModel><objects><objectClass><name>HLAobjectRoot</name><objectClass><name>Aircraft</name>
@@ -254,6 +260,58 @@ def round_trip(locator: str, count: int) -> tuple[float, float]:
     return statistics.median(took), statistics.quantiles(took, n=100)[98]
 
 
+WIDE = "<dimensions><dimension><name>X</name><upperBound>1000000</upperBound></dimension></dimensions></objectModel>"
+SKY = MODULE.replace("</objectModel>", WIDE).replace(
+    "<name>state</name>", "<name>state</name><dimensions><dimension>X</dimension></dimensions>"
+)
+
+
+def matching(readers: int, count: int) -> tuple[float, float, float]:
+    """Microseconds that an RTI computes for an update, for its region that moves, and for a reader's that moves; each
+    reader wants so many regions, all of them elsewhere."""
+    model, execution = FederationModel(parsed(("sky.xml", SKY.encode()))), services.created("sky")
+
+    def call(federate: int, service: str, *arguments: object) -> int:
+        nonlocal execution
+        execution, answer, _ = services.call(model, execution, federate, service, *arguments)
+        return answer  # type: ignore[no-any-return]
+
+    def move(federate: int, region: int, at: int) -> None:
+        call(federate, "set_range_bounds", region, 1, at, at + 100)
+        call(federate, "commit_region_modifications", (region,))
+
+    cls, made = model.fom.object_class("Aircraft"), []
+    state = model.fom.attribute(cls, "state")
+    sender, *others = (call(0, "join_federation_execution") for _ in range(readers + 1))
+    for each in others:
+        made = [call(each, "create_region", (1,)) for _ in range(count)]
+        for region in made:
+            move(each, region, random.randrange(500_000, 999_000))
+        pairs = tuple((state, region) for region in made)
+        call(each, "subscribe_object_class_attributes_with_regions", cls, pairs)
+    call(sender, "publish_object_class_attributes", cls, (state,))
+    area = call(sender, "create_region", (1,))
+    move(sender, area, 0)
+    aircraft = call(sender, "register_object_instance_with_regions", cls, ((state, area),))
+    took = []
+    for act in (
+        lambda _: call(sender, "update_attribute_values", aircraft, ((state, b""),)),
+        lambda at: move(sender, area, at),
+        lambda at: move(others[-1], made[0], 500_000 + at),
+    ):
+        began = time.process_time()
+        for at in range(300):
+            act(at)
+        took.append(1e6 * (time.process_time() - began) / 300)
+    return took[0], took[1], took[2]
+
+
+def tell_matching() -> None:
+    print("readers\tregions of each\tus an update\ta move of its region\ta move of a reader's region")
+    for readers, count in ((1, 1), (1, 1000), (10, 100), (10, 1000)):
+        print(f"{readers}\t{count}\t" + "\t".join(f"{each:.0f}" for each in matching(readers, count)), flush=True)
+
+
 WHAT = {"bench": "at one RTI", "same": "over a bridge", "ugly": "over an ugly bridge"}
 
 
@@ -272,7 +330,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--federates", type=int, nargs="*", default=[2, 20, 100])
+    parser.add_argument("--regions", action="store_true", help="tell of regions alone")
     options = parser.parse_args()
+    tell_matching()
+    if options.regions:
+        return
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         (folder / "bench.xml").write_text(MODULE)

@@ -1,8 +1,9 @@
 """`jbi demo hla`: two small simulations in two federations of other models, and a bridge with a guard.
 
-Flights fly in the one, weather moves in the other; each federation's observer sees what the other one simulates, in
-its own names and units, traffic no finer than it may. All start together, advance in lockstep, save in the middle, and
-go back to that once. The same simulations in one federation under one RTI say what should have come.
+Flights fly in the one, weather moves in the other; each federation's observer sees what the other one simulates, in its
+own names and units, traffic no finer than it may. A tower subscribes with a region, and sees what is there alone. All
+start together, advance in lockstep, save in the middle, and go back to that once. The same simulations in one
+federation under one RTI say what should have come.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from xml.sax.saxutils import escape
 from jbi_pubsub.core.errors import DemoError
 from jbi_pubsub.examples.example import DATA, ExampleOptions, ExampleOutcome, OutcomeTable, Promise
 from jbi_pubsub.examples.federation import Federation
-from jbi_pubsub.examples.simulation import OWNS, Row
+from jbi_pubsub.examples.simulation import OWNS, SECTOR, Row, latitude, state
 
 MODELS: Final = DATA / "hla"
 STEPS: Final = 20
@@ -27,7 +28,8 @@ METRES: Final = 100.0
 FOOT: Final = 0.3048
 MILE: Final = 1852.0
 """Metres."""
-ROLES: Final = {"flights": "Air", "radar": "Air", "storms": "Weather", "forecast": "Weather"}
+ROLES: Final = {"flights": "Air", "radar": "Air", "storms": "Weather", "forecast": "Weather",
+                "tower": "Air"}  # fmt: skip
 
 
 def run(options: ExampleOptions) -> ExampleOutcome:
@@ -109,6 +111,14 @@ def agree(ours: Sequence[Row], theirs: Sequence[Row]) -> bool:
     )
 
 
+def _sector(steps: int) -> list[Row]:
+    """Rows of all flights while they are in the tower's region."""
+    flown = [(float(at), name, state("flights", name, float(at))) for at in range(1, steps + 1)
+             for name in OWNS["flights"][1]]  # fmt: skip
+    return [(at, name, (("lat", now["lat"]), ("lon", now["lon"]))) for at, name, now in flown
+            if SECTOR[0] <= latitude(now) < SECTOR[1]]  # fmt: skip
+
+
 def _is_ordered(rows: Sequence[Row]) -> bool:
     times = [row[0] for row in rows]
     return times == sorted(times)
@@ -130,6 +140,11 @@ def _outcome(bridged: dict[str, dict[str, Any]], alone: dict[str, dict[str, Any]
             Promise(f"{role} saw the same again after the restore", same),
             Promise(f"{role} saw nothing out of order", _is_ordered(first) and _is_ordered(again)),
         ]
+    (first, again), (one, _) = rows_of(bridged["tower"]), rows_of(alone["tower"])
+    table.append(("tower", ROLES["tower"], len(first), len(one), len(again)))
+    there = agree(first, _sector(steps)) and agree(one, first)
+    same = agree(again, [row for row in first if row[0] > steps // 2])
+    promises.append(Promise("tower saw what was in its region, and nothing else", there and same))
     hidden = all("squawk" not in dict(values) for _, _, values in bridged["forecast"]["rows"])
     coarse = all(
         dict(values)["latitude"] % GRID == 0 and dict(values)["height"] % METRES == 0

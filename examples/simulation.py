@@ -41,8 +41,10 @@ OWNS: Final[dict[str, tuple[str, dict[str, tuple[float, ...]]]]] = {
 }
 """By role: a class, and for each instance where it is at time 0, how that changes in a step, and what else it has."""
 SEES: Final = {("radar", "Air"): "Hazard", ("forecast", "Weather"): "Traffic", ("radar", "One"): "Cell",
-               ("forecast", "One"): "Aircraft"}  # fmt: skip
+               ("forecast", "One"): "Aircraft", ("tower", "Air"): "Aircraft", ("tower", "One"): "Aircraft"}  # fmt: skip
 """By role and federation: a class."""
+SECTOR: Final = (5005, 5200)
+"""Region of the tower, which sees nothing else: hundredths of a degree of latitude."""
 
 
 def state(role: str, name: str, at: float) -> dict[str, float]:
@@ -54,6 +56,11 @@ def state(role: str, name: str, at: float) -> dict[str, float]:
                 "squawk": squawk}  # fmt: skip
     phi, theta = math.radians(latitude + north * at), math.radians(longitude + east * at)
     return {"phi": phi, "lambda": theta, "extent": more[0] + 500.0 * at}
+
+
+def latitude(state: dict[str, float]) -> int:
+    """Coordinate of an aircraft in the dimension of regions."""
+    return int(100 * state["lat"])
 
 
 class Simulation(FederateAmbassador):
@@ -124,6 +131,8 @@ class Player:
         rti.connect(self.told)
         rti.join_federation_execution(federation, role, timeout=PATIENCE)
         self.own: dict[str, int] = {}
+        self.regions: dict[str, int] = {}
+        """Regions that flights are in."""
         self.encodings: dict[str, tuple[int, Encoding]] = {}
         if role in OWNS:
             cls = rti.get_object_class_handle(OWNS[role][0])
@@ -131,6 +140,10 @@ class Player:
             self.encodings = {name: self._encoded(rti.get_attribute_handle(cls, name)) for name in names}
             rti.publish_object_class_attributes(cls, [handle for handle, _ in self.encodings.values()])
             self.own = {name: rti.register_object_instance(cls, name) for name in OWNS[role][1]}
+            for name, instance in self.own.items() if role == "flights" else ():
+                self.regions[name] = rti.create_region([rti.get_dimension_handle("Latitude")])
+                places = [(self.encodings[each][0], self.regions[name]) for each in ("lat", "lon")]
+                rti.associate_regions_for_updates(instance, places)
             rti.enable_time_regulation(LOOKAHEAD)
             self.until(("enabled", "regulation"))
         else:
@@ -143,7 +156,18 @@ class Player:
         members = [each for each in self.rti.fom.objects[cls - 1].members if each != self.rti.fom.privilege]
         for handle in members:
             self.told.attributes[handle] = self.rti.get_attribute_name(cls, handle), self._encoded(handle)[1]
-        self.rti.subscribe_object_class_attributes(cls, members)
+        if self.role == "tower":
+            region = self.rti.create_region([self.rti.get_dimension_handle("Latitude")])
+            self._place(region, *SECTOR)
+            places = [(self.rti.get_attribute_handle(cls, each), region) for each in ("lat", "lon")]
+            self.rti.subscribe_object_class_attributes_with_regions(cls, places)
+        else:
+            self.rti.subscribe_object_class_attributes(cls, members)
+
+    def _place(self, region: int, lower: int, upper: int) -> None:
+        """Where a region is from now on."""
+        self.rti.set_range_bounds(region, self.rti.get_dimension_handle("Latitude"), lower, upper)
+        self.rti.commit_region_modifications([region])
 
     def _encoded(self, attribute: int) -> tuple[int, Encoding]:
         fom = self.rti.fom
@@ -173,8 +197,10 @@ class Player:
         """Steps of logical time."""
         for step in range(begin, end):
             for name, instance in self.own.items():
-                values = {}
-                for attribute, value in state(self.role, name, step + 1.0).items():
+                values, now = {}, state(self.role, name, step + 1.0)
+                if name in self.regions:
+                    self._place(self.regions[name], latitude(now), latitude(now) + 1)
+                for attribute, value in now.items():
                     handle, encoding = self.encodings[attribute]
                     values[handle] = encoding.encode(int(value) if attribute == "squawk" else value)
                 self.rti.update_attribute_values(instance, values, time=step + 1.0)
