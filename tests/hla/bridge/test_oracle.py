@@ -33,6 +33,7 @@ _OF_INSTANCES = {
 }  # fmt: skip
 _WITHOUT_LAST = {
     "reflect_attribute_values", "remove_object_instance", "receive_interaction",  # a retraction handle
+    "request_retraction",  # the same
     "attribute_ownership_acquisition_notification",  # a tag: not all that RTIs know of it is told to bridges
 }  # fmt: skip
 
@@ -169,6 +170,8 @@ class World:
             self._names[place][arguments[0]] = arguments[2]
         if name in _OF_INSTANCES:
             arguments = (self._names[place].get(arguments[0], "?"), *arguments[1:])
+        if name == "initiate_federate_restore":  # its name and handle
+            arguments = arguments[:1]
         if name in _WITHOUT_LAST:
             arguments = arguments[:-1]
         return (name, *(tuple(sorted(each)) if isinstance(each, tuple) else each for each in arguments))
@@ -214,6 +217,7 @@ REPEATED = {"request_attribute_ownership_release", OFFER}
 """What an RTI asks again for each further federate that wants or offers the same: over a bridge it may ask once."""
 STORIES_MOST = int(os.environ.get("STORIES", "1000"))
 """Fewer for who looks for planted defects."""
+TIMED_MOST = int(os.environ.get("TIMED_STORIES", "100"))
 
 
 BEYOND_SMART = (RESIGN, JOIN, "cancel_attribute_ownership_acquisition")
@@ -240,6 +244,51 @@ def story(random: Random, federates: int, without: tuple[str, ...]) -> Iterator[
             for each in random.sample(range(federates), federates):
                 yield each, "federate_save_begun", ()
                 yield each, "federate_save_complete" if random.random() < 0.9 else "federate_save_not_complete", ()
+
+
+def _time(random: Random) -> float:
+    return float(random.randint(1, 20))
+
+
+TIMED: dict[str, Choice] = {
+    "time_advance_request": lambda random: (_time(random),),
+    "time_advance_request_available": lambda random: (_time(random),),
+    "next_message_request": lambda random: (_time(random),),
+    "next_message_request_available": lambda random: (_time(random),),
+    "flush_queue_request": lambda random: (_time(random),),
+    "query_logical_time": lambda _: (),
+    "update_attribute_values": lambda random: (_one(random)[0], ((X, b"1"),), b"t", _time(random)),
+    "send_interaction": lambda random: (CALL, ((TEXT, b"2"),), b"t", _time(random)),
+    "delete_object_instance": lambda random: (_one(random)[0], b"t", _time(random)),
+    "register_object_instance": lambda random: (THING, random.choice(NAMES)),
+    "change_attribute_order_type": lambda random: (_one(random)[0], (fom().privilege,), "timestamp"),
+    "retract": lambda _: ("#",),
+    "request_federation_save": lambda random: (random.choice(LABELS),),
+    "request_federation_restore": lambda random: (random.choice(LABELS),),
+}
+ADVANCES = [name for name in TIMED if "request" in name and "federation" not in name]
+
+
+def timed_story(random: Random, federates: int) -> Iterator[Step]:
+    """Calls of federates that all regulate, with one lookahead, and are constrained; with saves and restores that all
+    do."""
+    lookahead = float(random.randint(1, 3))
+    for each in range(federates):
+        yield each, "enable_time_regulation", (lookahead,)
+    for each in range(federates):
+        yield each, "enable_time_constrained", ()
+    yield 0, "register_object_instance", (THING, "a")
+    for _ in range(random.randint(2, 30)):
+        name, who = random.choice(list(TIMED)), random.randrange(federates)
+        yield who, name, TIMED[name](random)
+        kind = name.rpartition("_")[2]
+        if kind in ("save", "restore"):
+            for each in random.sample(range(federates), federates):
+                yield from [(each, "federate_save_begun", ())] * (kind == "save")
+                yield each, f"federate_{kind}_complete", ()
+        if name in ADVANCES and random.random() < 0.6:  # all, that time goes on
+            for each in range(federates):
+                yield each, name, (_time(random),)
 
 
 def _by_attribute(heard: Counter[tuple[Any, ...]]) -> Counter[tuple[Any, ...]]:
@@ -316,6 +365,27 @@ def test_bridged_is_told_as_one_rti_tells_it(
     assert set(done) == set(CALLS) - set(without)
     assert [name for name, number in done.items() if not number] == []
     assert sum(done.values()) > 500
+
+
+@pytest.mark.parametrize(("sizes", "edges"), [((1, 2), ((0, 1),)), ((1, 1, 1), ((0, 1), (1, 2)))])
+def test_time_retractions_and_restores_are_told_as_one_rti_tells_them(
+    sizes: tuple[int, ...], edges: tuple[tuple[int, int], ...]
+) -> None:
+    done: Counter[str] = Counter()
+    for seed in range(min(TIMED_MOST, STORIES_MOST)):
+        # Given the same story with times, told to one federation and to several whose bridges couple time
+        one = World((sum(sizes),), (), Solutions(), Random(seed))
+        several = World(sizes, edges, Solutions(), Random(seed), couples=True)
+        compared = Comparison()
+        for step in timed_story(Random(seed), sum(sizes)):
+            alone, bridged = one.step(step), several.step(step)
+            is_saving = bool(one.system.executions[0].saving.label)
+            # Expect each federate to be refused and told the same, and granted the same times
+            assert compared.differences(step, alone, bridged, is_saving=is_saving) == [], f"story {seed}: {step}"
+            assert several.found == [], f"story {seed}: {step}"
+            done[step[1]] += not alone.refused
+    if TIMED_MOST <= STORIES_MOST:
+        assert [name for name in (*TIMED, "federate_restore_complete") if not done[name]] == []
 
 
 @pytest.mark.parametrize("is_late", [False, True])
