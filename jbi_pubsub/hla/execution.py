@@ -117,6 +117,8 @@ class Point(NamedTuple):
     achieved: Map[int, bool]
     """Outcomes of its members."""
     registrant: int = 0
+    failed: bool = False
+    """Whether somebody has not succeeded there."""
 
 
 class Points(NamedTuple):

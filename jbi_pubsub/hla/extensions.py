@@ -39,10 +39,11 @@ def _check(call: ServiceCall, service: str) -> None:
 
 
 def query_synchronization_point(call: ServiceCall, label: str) -> tuple[str, ...]:
-    """The answer is in which states the other members of a point are, "moving" and "achieved", sorted, each once: no
-    number, no identity. Raises SynchronizationPointLabelNotAnnounced to who is no member."""
-    achieved = _announced(call, label, "It may be over: federation_synchronized says so").achieved
-    return tuple(sorted({"achieved" if has else "moving" for each, has in achieved.items() if each != call.federate}))
+    """The answer is in which states the other members of a point are, "moving" and "achieved", and "failed" if somebody
+    has failed; sorted, each once: no number, no identity. Raises SynchronizationPointLabelNotAnnounced to others."""
+    point = _announced(call, label, "It may be over: federation_synchronized says so")
+    states = {"achieved" if has else "moving" for each, has in point.achieved.items() if each != call.federate}
+    return tuple(sorted(states | ({"failed"} if point.failed else set())))
 
 
 def _announced(call: ServiceCall, label: str, hint: str) -> Point:
@@ -85,7 +86,7 @@ def notices(options: RtiOptions, before: Execution, after: Execution) -> Iterato
             missing = _last(options, after, point.achieved)
             was = _last(options, before, old.achieved) if old is not None else 0
             if missing and missing != was:
-                yield Notice(missing, Callback("only_one_not_yet", ("sync", label, True)))
+                yield Notice(missing, Callback("only_one_not_yet", ("sync", label, not point.failed)))
             elif not missing and point.achieved.get(was) is False:
                 yield Notice(was, Callback("no_longer_only_one", ("sync", label)))
     if after.owned.claims is not before.owned.claims:

@@ -35,6 +35,9 @@ class FederateAmbassador:
     def attribute_ownership_acquisition_withdrawn(self, instance: int, attributes: tuple[int, ...]) -> None:
         """A surrogate alone, of such an RTI: nobody wants these of it any more."""
 
+    def synchronization_point_failed(self, label: str) -> None:
+        """Somebody has said that he did not succeed there; federation_synchronized follows."""
+
     def federation_synchronized(self, label: str) -> None:
         """All have."""
 

@@ -164,8 +164,8 @@ def register(call: ServiceCall, label: str, tag: bytes, members: Iterable[int], 
     _set_point(call, label, Point(tag, for_all, achieved, call.federate))  # a set may be empty
 
 
-def synchronization_point_achieved(call: ServiceCall, label: str) -> None:
-    """A federate is where the point asks it to be. Raises SynchronizationPointLabelNotAnnounced."""
+def synchronization_point_achieved(call: ServiceCall, label: str, success: bool = True) -> None:
+    """A federate is where the point asks it to be, or has tried. Raises SynchronizationPointLabelNotAnnounced."""
     point = call.execution.points.pending.get(label)
     if point is None or point.achieved.get(call.federate) is not False:
         achieved = point is not None and call.federate in point.achieved
@@ -174,7 +174,8 @@ def synchronization_point_achieved(call: ServiceCall, label: str) -> None:
             + ("to be achieved: the federate has" if achieved else "announced to the federate"),
             hint="Wait for announce_synchronization_point",
         )
-    _set_point(call, label, point._replace(achieved=point.achieved.set(call.federate, True)))
+    reported = point.achieved.set(call.federate, True)
+    _set_point(call, label, point._replace(achieved=reported, failed=point.failed or not success))
 
 
 def _set_point(call: ServiceCall, label: str, point: Point) -> None:
@@ -185,6 +186,8 @@ def _set_point(call: ServiceCall, label: str, point: Point) -> None:
         return
     call.change("points", pending=pending.delete(label) if label in pending else pending)
     for each in sorted(point.achieved):
+        if point.failed:
+            call.tell(each, "synchronization_point_failed", label)
         call.tell(each, "federation_synchronized", label)
 
 

@@ -214,7 +214,7 @@ SERVICES: Final[dict[str, Service]] = {
         _of(federation.join_federation_execution, _text, _text, needs=0),
         _of(federation.resign_federation_execution, _text, at="both"),
         _of(federation.register_federation_synchronization_point, _text, _tag, _members, needs=1),
-        _of(federation.synchronization_point_achieved, _text),
+        _of(federation.synchronization_point_achieved, _text, _flag, needs=1),
         _of(federation.request_federation_save, _text, _stamp, needs=1),
         _of(federation.federate_save_begun, at="save"),
         _of(federation.federate_save_complete, at="save"),

@@ -44,10 +44,10 @@ class FederationServices(ServiceCaller):
             "register_federation_synchronization_point", label, tag, None if federates is None else tuple(federates)
         )
 
-    def synchronization_point_achieved(self, label: str) -> None:
-        """This federate is where the point asks it to be (clause 4.14). Raises
-        SynchronizationPointLabelNotAnnounced."""
-        self._ask("synchronization_point_achieved", label)
+    def synchronization_point_achieved(self, label: str, success: bool = True) -> None:  # the standard's
+        """This federate is where the point asks it to be, or has tried in vain: synchronization_point_failed tells all
+        (clause 4.14). Raises SynchronizationPointLabelNotAnnounced."""
+        self._ask("synchronization_point_achieved", label, success)
 
     def query_synchronization_point(self, label: str) -> tuple[str, ...]:
         """In which states the other members of a point are: moving, achieved. Own. Raises

@@ -67,6 +67,19 @@ def test_who_owns_something_says_what_becomes_of_it(rig: Any) -> None:
 # -- synchronization points -----------------------------------------------------------------------------------------
 
 
+def test_who_does_not_succeed_at_a_point_says_so_and_all_are_told(rig: Any) -> None:
+    # Given a point; When one of two has tried in vain
+    it = rig("a", "b")
+    it.call("a", "register_federation_synchronization_point", "ready", b"")
+    it.forget()
+    it.call("a", "synchronization_point_achieved", "ready", False)
+    assert it.call("b", "query_synchronization_point", "ready") == ("achieved", "failed")
+    # Expect all to be told so when the point is over, which waits for nobody else
+    it.call("b", "synchronization_point_achieved", "ready")
+    for each in "ab":
+        assert it.heard(each) == [("synchronization_point_failed", "ready"), ("federation_synchronized", "ready")]
+
+
 @pytest.mark.row("H-09", "H-14")
 def test_a_point_is_reached_when_all_have_said_so(rig: Any) -> None:
     # Given two federates; When one registers a point

@@ -292,8 +292,8 @@ def answered(plan: Plan, bridge: Bridge, call: Call, answer: Any) -> Done:
         transfer.divested(turn, call.side, call.about[1], call.about[2], tuple(answer))
     elif kind == "confirmed":
         transfer.divested(turn, call.side, call.about[1], call.about[2], call.about[2])
-    elif kind == "poll" and set(answer) <= {"achieved"}:
-        consensus.others_done(turn, call.about[1], call.side)
+    elif kind == "poll" and set(answer) <= {"achieved", "failed"}:
+        consensus.others_done(turn, call.about[1], call.side, ok="failed" not in answer)
     return turn.done()
 
 

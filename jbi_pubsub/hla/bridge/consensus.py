@@ -239,17 +239,19 @@ def reopened(turn: Turn, side: int, entry: Entry) -> None:
         turn.call(far, "synchronization_point_not_achieved", part.label, about=("reopened", key))
 
 
-def consent(turn: Turn, key: Key, side: int) -> None:
+def consent(turn: Turn, key: Key, side: int, *, ok: bool = True) -> None:
     """The surrogate reports, for all of the other side."""
     if turn.part(key, side).state == "announced":
         turn.set_part(key, side, state="consented")
-        label = (turn.part(key, side).label,) if key[0] == "sync" else ()
+        label = (turn.part(key, side).label, *(() if ok else (False,))) if key[0] == "sync" else ()
         turn.call(side, _DONE[key[0]], *label, about=("consented", key))
 
 
 def _fail(turn: Turn, key: Key, side: int) -> None:
     """The surrogate reports that the other side could not."""
-    if key[0] in _FAILED and turn.part(key, side).state == "announced":
+    if key[0] == "sync":
+        consent(turn, key, side, ok=False)
+    elif key[0] in _FAILED and turn.part(key, side).state == "announced":
         turn.set_part(key, side, state="consented")
         turn.call(side, _FAILED[key[0]], about=("consented", key))
 
