@@ -184,6 +184,7 @@ def _one(random: Random) -> tuple[Any, ...]:
     return f"@{random.choice(NAMES)}", (X,)
 
 
+ACTIONS = ("delete_objects_then_divest", "unconditionally_divest_attributes", "cancel_then_delete_then_divest")
 CALLS: dict[str, Choice] = {
     "register_object_instance": lambda random: (THING, random.choice(NAMES)),
     "update_attribute_values": lambda random: (_one(random)[0], ((X, b"1"),), b"t"),
@@ -210,7 +211,6 @@ CALLS: dict[str, Choice] = {
     RESIGN: lambda random: (random.choice(ACTIONS),),
     JOIN: lambda _: (),
 }
-ACTIONS = ("delete_objects_then_divest", "unconditionally_divest_attributes", "cancel_then_delete_then_divest")
 SAVES = [name for name in CALLS if "save" in name]
 OFFER, PUBLISH = "request_attribute_ownership_assumption", "publish_object_class_attributes"
 REPEATED = {"request_attribute_ownership_release", OFFER}
