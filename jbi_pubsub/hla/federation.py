@@ -15,6 +15,7 @@ gives each the handle that it had.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Final
 
 from immutables import Map
@@ -231,17 +232,8 @@ def federate_save_begun(call: ServiceCall) -> None:
     _report(call, "saving")
 
 
-def federate_save_complete(call: ServiceCall) -> None:
-    """The federate has saved. Raises FederateHasNotBegunSave."""
-    _report_save(call, "waiting")
-
-
-def federate_save_not_complete(call: ServiceCall) -> None:
-    """The federate could not save. Raises FederateHasNotBegunSave."""
-    _report_save(call, "failed")
-
-
-def _report_save(call: ServiceCall, state: str) -> None:
+def report_save(call: ServiceCall, *, state: str) -> None:
+    """The federate has saved ("waiting"), or could not ("failed"). Raises FederateHasNotBegunSave."""
     if not _is_at(call, "saving", is_restore=False):
         raise FederateHasNotBegunSave("the federate has not begun to save", hint="Call federate_save_begun first")
     _report(call, state)
@@ -266,17 +258,8 @@ def request_federation_restore(call: ServiceCall, label: str) -> None:
         call.tell(each, "initiate_federate_restore", label, name, kept.members.names[name])
 
 
-def federate_restore_complete(call: ServiceCall) -> None:
-    """The federate is as it was. Raises RestoreNotRequested."""
-    _report_restore(call, "waiting")
-
-
-def federate_restore_not_complete(call: ServiceCall) -> None:
-    """The federate could not go back. Raises RestoreNotRequested."""
-    _report_restore(call, "failed")
-
-
-def _report_restore(call: ServiceCall, state: str) -> None:
+def report_restore(call: ServiceCall, *, state: str) -> None:
+    """The federate is as it was ("waiting"), or could not go back ("failed"). Raises RestoreNotRequested."""
     if not _is_at(call, "instructed", is_restore=True):
         raise RestoreNotRequested(
             "nobody has told the federate to restore, or it has reported", hint="Wait for initiate_federate_restore"
@@ -354,23 +337,26 @@ def abort_federation_restore(call: ServiceCall) -> None:
     _end(call, "federation_not_restored", saving.label, "ABORTED")
 
 
-def query_federation_save_status(call: ServiceCall) -> None:
-    """Where the save is, by federation_save_status_response (clause 4.23)."""
-    _tell_status(call, "federation_save_status_response", is_restore=False)
-
-
-def query_federation_restore_status(call: ServiceCall) -> None:
-    """Where the restore is, by federation_restore_status_response (clause 4.31)."""
-    _tell_status(call, "federation_restore_status_response", is_restore=True)
-
-
-def _tell_status(call: ServiceCall, name: str, *, is_restore: bool) -> None:
+def query_status(call: ServiceCall, *, is_restore: bool) -> None:
+    """Where the save, or the restore, is, by federation_..._status_response (clauses 4.23 and 4.31)."""
     saving = call.execution.saving
     states = saving.states if saving.label and saving.is_restore is is_restore else Map()
     others = {state for each, state in states.items() if each != call.federate}
     if states and saving.resigned:
         others.add("failed")  # who has left while he was asked
+    name = f"federation_{'restore' if is_restore else 'save'}_status_response"
     call.tell(call.federate, name, states.get(call.federate, "none"), tuple(sorted(others)))
+
+
+REPORTS: Final = {
+    "federate_save_complete": (partial(report_save, state="waiting"), "save"),
+    "federate_save_not_complete": (partial(report_save, state="failed"), "save"),
+    "query_federation_save_status": (partial(query_status, is_restore=False), "both"),
+    "federate_restore_complete": (partial(report_restore, state="waiting"), "restore"),
+    "federate_restore_not_complete": (partial(report_restore, state="failed"), "restore"),
+    "query_federation_restore_status": (partial(query_status, is_restore=True), "both"),
+}
+"""Services of who saves or restores, by their names, and during which of these they may be called."""
 
 
 def _leave_saving(call: ServiceCall) -> None:

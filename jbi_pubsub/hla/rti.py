@@ -217,15 +217,9 @@ SERVICES: Final[dict[str, Service]] = {
         _of(federation.synchronization_point_achieved, _text, _flag, needs=1),
         _of(federation.request_federation_save, _text, _stamp, needs=1),
         _of(federation.federate_save_begun, at="save"),
-        _of(federation.federate_save_complete, at="save"),
-        _of(federation.federate_save_not_complete, at="save"),
         _of(federation.abort_federation_save, at="save"),
-        _of(federation.query_federation_save_status, at="both"),
         _of(federation.request_federation_restore, _text),
-        _of(federation.federate_restore_complete, at="restore"),
-        _of(federation.federate_restore_not_complete, at="restore"),
         _of(federation.abort_federation_restore, at="restore"),
-        _of(federation.query_federation_restore_status, at="both"),
         _of(federation.get_automatic_resign_directive),
         _of(federation.set_automatic_resign_directive, _text),
         _of(extensions.query_synchronization_point, _text),
@@ -301,11 +295,6 @@ SERVICES: Final[dict[str, Service]] = {
         _of(timing.disable_time_constrained),
         _of(timing.enable_asynchronous_delivery),
         _of(timing.disable_asynchronous_delivery),
-        _of(timing.time_advance_request, _final),
-        _of(timing.time_advance_request_available, _final),
-        _of(timing.next_message_request, _final),
-        _of(timing.next_message_request_available, _final),
-        _of(timing.flush_queue_request, _final),
         _of(timing.modify_lookahead, _lookahead),
         _of(timing.retract, _handle),
         _of(timing.query_logical_time),
@@ -314,6 +303,9 @@ SERVICES: Final[dict[str, Service]] = {
         _of(timing.query_lits),
         _of(timing.watch_lower_bound, _flag),
     )
+} | {
+    **{name: _of(act, _final) for name, act in timing.REQUESTS.items()},
+    **{name: _of(act, at=at) for name, (act, at) in federation.REPORTS.items()},
 }
 """By their names: those of the standard in Python style."""
 

@@ -8,6 +8,8 @@ A federate, when it regulates:  enable (lookahead) -> regulating -> disable
 from __future__ import annotations
 
 import math
+from functools import partial
+from typing import Final
 
 from . import backlog, objects
 from .clock import bounds_of, galt_of, is_held_by_another, promised, settle
@@ -100,35 +102,12 @@ def disable_asynchronous_delivery(call: ServiceCall) -> None:
 # -- advancing ------------------------------------------------------------------------------------------------------
 
 
-def time_advance_request(call: ServiceCall, time: float) -> None:
-    """The federate would be at a time; it is granted when all before and at it has come (clause 8.8). Raises
+def request(call: ServiceCall, time: float, *, kind: Asked) -> None:
+    """The federate would be at a time. TAR: it is granted when all before and at it has come (clause 8.8). NMR: the
+    federate would be at the time of its next message, at `time` when none comes before (clause 8.10). TARA, NMRA: the
+    same, where more at that very time may come after the grant (clauses 8.9 and 8.11). FQR: it gets all that waits for
+    it now, whatever may still come, and is granted the least that is safe (clause 8.12). Raises
     LogicalTimeAlreadyPassed, InTimeAdvancingState, RequestForTimeConstrainedPending."""
-    _request(call, "TAR", time)
-
-
-def time_advance_request_available(call: ServiceCall, time: float) -> None:
-    """The same, where more at that very time may come after the grant (clause 8.9)."""
-    _request(call, "TARA", time)
-
-
-def next_message_request(call: ServiceCall, time: float) -> None:
-    """The federate would be at the time of its next message, at `time` when none comes before (clause 8.10). Raises as
-    time_advance_request."""
-    _request(call, "NMR", time)
-
-
-def next_message_request_available(call: ServiceCall, time: float) -> None:
-    """The same, where more at that very time may come after the grant (clause 8.11)."""
-    _request(call, "NMRA", time)
-
-
-def flush_queue_request(call: ServiceCall, time: float) -> None:
-    """The federate gets all that waits for it now, whatever may still come, and is granted the least that is safe
-    (clause 8.12). Raises as time_advance_request."""
-    _request(call, "FQR", time)
-
-
-def _request(call: ServiceCall, kind: Asked, time: float) -> None:
     pace = call.pace
     _check_at_rest(pace)
     if time < pace.time:
@@ -141,6 +120,14 @@ def _request(call: ServiceCall, kind: Asked, time: float) -> None:
         call.set_pace(made)
     else:
         _go_on(call, made)
+
+
+_KINDS: Final[dict[str, Asked]] = {
+    "time_advance_request": "TAR", "time_advance_request_available": "TARA",
+    "next_message_request": "NMR", "next_message_request_available": "NMRA", "flush_queue_request": "FQR",
+}  # fmt: skip
+REQUESTS: Final = {name: partial(request, kind=kind) for name, kind in _KINDS.items()}
+"""The services that ask for a time, by their names."""
 
 
 def _release(call: ServiceCall) -> None:
