@@ -19,9 +19,7 @@ NotConnected; the federate may join again.
 from __future__ import annotations
 
 import contextlib
-import select
 import socket
-import ssl
 import threading
 import time
 from collections import deque
@@ -65,6 +63,8 @@ ANSWER_SECONDS: Final = 30.0
 """For an RTI to answer a call."""
 INBOX_MOST: Final = 200_000
 """Callbacks that wait to be evoked; at more the RTI is not read, which slows down those who send."""
+WAITING_SECONDS: Final = 3600.0
+"""For an RTI to take something: it lets who sends wait while others do not read."""
 BATCH_BYTES: Final = 256 << 10
 """Limit of calls that are sent together, each of which counts as LEAST_BYTES at least: so they are not more than an RTI
 takes."""
@@ -229,11 +229,9 @@ class RTIAmbassador(FederateServices, SupportServices):
             time.sleep(0.1)
 
     def _call(self, item: ServiceItem, method: str, result: Any, *arguments: Any) -> Any:
-        client = ControlClient(item.proxy, self._config.security(), timeout=ANSWER_SECONDS)
-        try:
+        security = self._config.security()
+        with contextlib.closing(ControlClient(item.proxy, security, timeout=ANSWER_SECONDS)) as client:
             return client.call(method, result, *arguments)
-        finally:
-            client.close()
 
     # -- services -----------------------------------------------------------------------------------------------
 
@@ -289,10 +287,10 @@ class RTIAmbassador(FederateServices, SupportServices):
                 "callbacks are evoked from within a callback", hint="Return from it first"
             )
         link = self._joined()
-        callback = link.next(max(0.0, until - time.monotonic())) if self._enabled else None
-        if callback is None:
+        callbacks = link.taken(1, max(0.0, until - time.monotonic())) if self._enabled else []
+        if not callbacks:
             return False
-        name, arguments = self._told_by(*callback)
+        name, arguments = self._told_by(*callbacks[0])
         act = getattr(self._ambassador, name, None)
         if act is None or name.startswith("_"):
             raise ProtocolError(f"the RTI tells of {name[:100]!r}, which is no callback")
@@ -333,57 +331,28 @@ class RTIAmbassador(FederateServices, SupportServices):
         return self._name
 
 
-class FrameSocket:
+class FrameSocket(StreamSocket):
     """The connection of a federate to its RTI, which one thread reads while others write."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self._tls = isinstance(sock, ssl.SSLSocket)
-        sock.setblocking(not self._tls)
-        self._use = threading.Lock()  # OpenSSL objects are not safe for a reader beside a writer
+        super().__init__(sock)
         self.close = sock.close
         self.alive_at = time.monotonic()
         """When it was written to."""
 
     def write(self, entries: list[msgspec.Raw]) -> None:
-        """A frame; for one thread at a time. Raises OSError."""
+        """A frame, however long the RTI lets it wait; for one thread at a time. Raises WireError."""
         body = msgspec.msgpack.encode(entries)
-        data = memoryview(LENGTH.pack(len(body)) + body)
         self.alive_at = time.monotonic()
-        if not self._tls:
-            self._sock.sendall(data)
-            return
-        while data:
-            data = data[self._sent(data) :]
-
-    def _sent(self, data: memoryview) -> int:
-        try:
-            with self._use:
-                return self._sock.send(data)
-        except ssl.SSLWantWriteError:
-            event = select.POLLOUT
-        except ssl.SSLWantReadError:
-            event = select.POLLIN
-        poller = select.poll()
-        poller.register(self._sock, event)
-        poller.poll(1000)
-        return 0
+        self.send_frame((LENGTH.pack(len(body)) + body,), timeout=WAITING_SECONDS)
 
     def read(self, timeout: float) -> bytes | None:
-        """Bytes that have come; b"": it is closed; None: nothing within `timeout` seconds. Raises OSError."""
-        with self._use:
-            ready = self._tls and self._sock.pending() > 0  # type: ignore[attr-defined]  # of TLS
-        poller = select.poll()
-        poller.register(self._sock, select.POLLIN)
-        if not ready and not poller.poll(timeout * 1000):
+        """Bytes that have come; b"": it is closed; None: nothing within `timeout` seconds. Raises WireError,
+        OSError."""
+        if not self.has_more(timeout):
             return None
         with self._use:
             return received(self._sock)
-
-    def shutdown(self) -> None:
-        """Nothing comes or goes any more; who reads wakes up."""
-        with contextlib.suppress(OSError):  # already disconnected
-            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
 
 
 class FederateLink:
@@ -475,39 +444,31 @@ class FederateLink:
     def _write(self, entries: list[msgspec.Raw]) -> None:
         try:
             self._socket.write(entries)
-        except OSError as exc:
-            self._lose(f"the connection is lost: {exc}")
+        except WireError as exc:
+            self._lose(exc.message)
             raise NotConnected(f"the federate is not joined any more: {self.lost}", hint="Join again") from exc
 
     # -- what comes ---------------------------------------------------------------------------------------------
-
-    def next(self, timeout: float) -> tuple[str, tuple[Any, ...]] | None:
-        """The next callback, None when there is none within `timeout` seconds."""
-        with self._changed:
-            if not self._inbox:
-                self._changed.wait_for(lambda: self._inbox, timeout)
-            if not self._inbox:
-                return None
-            callback = self._inbox.popleft()
-            if len(self._inbox) == INBOX_MOST // 2:
-                self._changed.notify_all()
-            return callback
 
     def waits(self) -> bool:
         """Whether callbacks wait."""
         return bool(self._inbox)
 
-    def taken(self, most: int) -> list[tuple[str, tuple[Any, ...]]]:
-        """Callbacks that wait, at most so many."""
+    def taken(self, most: int, timeout: float = 0.0) -> list[tuple[str, tuple[Any, ...]]]:
+        """Callbacks that wait, at most so many; none when none comes within `timeout` seconds."""
         with self._changed:
-            found = [self._inbox.popleft() for _ in range(min(most, len(self._inbox)))]
-            self._changed.notify_all()
+            if timeout and not self._inbox:
+                self._changed.wait_for(lambda: self._inbox, timeout)
+            before = len(self._inbox)
+            found = [self._inbox.popleft() for _ in range(min(most, before))]
+            if len(self._inbox) <= INBOX_MOST // 2 < before:
+                self._changed.notify_all()
         return found
 
     def close(self) -> None:
         """End the thread."""
         self._closed = True
-        self._socket.shutdown()
+        self._socket.shut()
         with self._changed:
             self._changed.notify_all()
         self._thread.join(5.0)

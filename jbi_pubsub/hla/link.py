@@ -16,7 +16,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from typing import Any, Final, TypeVar
 from uuid import uuid4
 
@@ -144,12 +144,9 @@ class RtiLink:
 
     def ask(self, method: str, result: type[T], *arguments: Any) -> T:
         """Answer of the RTI behind the link. Raises what it raises, FederationExecutionDoesNotExist."""
-        client = ControlClient(self._proxy(), self._far.security(), timeout=ANSWER_SECONDS)
-        try:
+        with closing(ControlClient(self._proxy(), self._far.security(), timeout=ANSWER_SECONDS)) as client:
             found: T = client.call(method, result, *arguments)
             return found
-        finally:
-            client.close()
 
     def _proxy(self) -> ServiceRef:
         with self._lock:

@@ -99,11 +99,11 @@ class Saves(Generic[T]):
 
     def of(self, federation: str, model: str) -> list[tuple[str, T]]:
         """Labels and values that were saved of a federation with that object model, the oldest first."""
+        if self._folder is None:
+            return []
         found = []
-        folder = _file(self._folder, federation, "").parent if self._folder is not None else None
-        for path in sorted(
-            folder.glob(f"*{SUFFIX}") if folder is not None else (), key=lambda each: each.stat().st_mtime_ns
-        ):
+        folder = _file(self._folder, federation, "").parent
+        for path in sorted(folder.glob(f"*{SUFFIX}"), key=lambda each: each.stat().st_mtime_ns):
             try:
                 found.append(self._read(path, federation, model))
             except (OSError, StorageError, ValueError, TypeError, KeyError) as exc:

@@ -346,7 +346,7 @@ def test_a_federate_that_dies_while_both_sides_save_ends_the_save_on_both(
         one.rti.federate_save_complete()
     c.until("initiate_federate_save")
     # When its connection breaks without a word; Expect both sides to hear that they have not saved
-    c.rti._joined()._socket.shutdown()
+    c.rti._joined()._socket.shut()
     for one in (a, b):
         one.until("federation_not_saved")
     eventually(lambda: bridge.status()["pending"] == [], what=bridge.status)
