@@ -34,7 +34,7 @@ from .encoding import (
     VariantRecord,
 )
 from .exceptions import ErrorReadingFom, InconsistentFom, NameNotFound
-from .omt import children, is_of_2025, local_name, root_of, text_of
+from .omt import children, elements, is_of_2025, local_name, root_of, text_of
 
 DEPTH_MOST: Final = 32
 """Limit of types within types."""
@@ -147,8 +147,8 @@ class Types(NamedTuple):
         """Its form is what its fields are called and are."""
         parts = [
             (f"{text_of(each, 'enumerator', ALTERNATIVES_CHARS)}/{text_of(each, 'name')}", each)
-            for each in element
-            if isinstance(each.tag, str) and children(each, "dataType")
+            for each in elements(element)
+            if children(each, "dataType")
         ]
         inner = {text_of(each, "dataType") for each in (element, *(each for _, each in parts))} - {"", "NA"}
         known = {of: self._made(of, depth + 1) for of in sorted(inner)}
@@ -272,7 +272,8 @@ def merged(modules: list[tuple[str, Element]]) -> dict[str, TypeRow]:
     said: dict[str, TypeRow] = {}
     for module, root in sorted(modules, key=lambda each: is_of_2025(each[1])):
         here: set[str] = set()
-        for element in _tables(root):
+        tables = (table for part in children(root, "dataTypes") for table in elements(part))
+        for element in (each for table in tables for each in elements(table)):
             row, name = TypeRow(module, element), text_of(element, "name")
             if name in here and name:
                 raise ErrorReadingFom(f"{row.where}: there are two data types of the name {name}", hint="Leave one")
@@ -302,10 +303,10 @@ def _form(element: Element) -> tuple[list[_Said], dict[_Said, Element]]:
     """What counts of a data type, and its enumerators or alternatives."""
     form: list[_Said] = [(local_name(element),)]
     rows: dict[_Said, Element] = {}
-    for each in element:
-        if not isinstance(each.tag, str) or (kind := local_name(each)) not in _COUNTS:
+    for each in elements(element):
+        if (kind := local_name(each)) not in _COUNTS:
             continue
-        inner = [one for one in each if isinstance(one.tag, str) and local_name(one) in _COUNTS]
+        inner = [one for one in elements(each) if local_name(one) in _COUNTS]
         said = (kind, *(" ".join((one.text or "").split()) for one in inner or [each]))
         if kind in ("enumerator", "alternative"):
             rows[said] = each
@@ -320,13 +321,6 @@ _COUNTS: Final = frozenset(
      "alternative", "name", "value")
 )  # fmt: skip
 """What of a data type counts for its encoding; the rest is for people."""
-
-
-def _tables(root: Element) -> Iterator[Element]:
-    for part in children(root, "dataTypes"):
-        for table in part:
-            if isinstance(table.tag, str):
-                yield from (each for each in table if isinstance(each.tag, str))
 
 
 def is_basic(name: str) -> bool:

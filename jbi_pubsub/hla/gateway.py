@@ -22,24 +22,19 @@ from typing import Annotated, Any, Final, NamedTuple
 import msgspec
 from immutables import Map
 
-from jbi_pubsub.bridge.file import SidePlace, settings_of, side_of, told
+from jbi_pubsub.bridge.file import settings_of, side_of, told
 from jbi_pubsub.bridge.plain import PlainPlatform
-from jbi_pubsub.bridge.platform import BridgedRegistration, ObjectReceiver
+from jbi_pubsub.bridge.platform import ObjectReceiver
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import (
-    BackPressureError,
-    ConfigurationError,
-    JbiError,
-    OversizeError,
-    ProtocolError,
-)
+from jbi_pubsub.core.errors import BackPressureError, ConfigurationError, JbiError, OversizeError, ProtocolError
 from jbi_pubsub.core.guard import guarded
-from jbi_pubsub.core.info_object import InfoObject, SchemaBundle, TypeName, object_id_of
+from jbi_pubsub.core.info_object import InfoObject, TypeName, object_id_of
 from jbi_pubsub.core.info_object import Platform as Stamp
 from jbi_pubsub.core.xpath import compile_filter
 from jbi_pubsub.protocol.entries import PLATFORM_NAME
 
 from . import datatypes
+from .bridge.file import FederationPlace
 from .bridge.state import Call
 from .bridge.surrogate import Surrogate
 from .documents import FederationEvent, Shown, metadata, payload, shown
@@ -64,12 +59,9 @@ _MANAGER: Final = re.compile(r"HLA(object|interaction)Root(\.HLAmanager(\..*)?)?
 """The roots, and what each RTI has of its own."""
 
 
-class GatewaySide(SidePlace, frozen=True, kw_only=True):
-    """`[side.NAME]` of kind "hla" beside one of kind "jbi"."""
+class GatewaySide(FederationPlace, frozen=True, kw_only=True):
+    """The same, beside one of kind "jbi"."""
 
-    kind: str = "hla"
-    federation: str
-    """Name of the federation execution."""
     prefix: str = ""
     """Prefix of the types that its classes are published as; "": the federation's name."""
     classes: tuple[str, ...] = ("*",)
@@ -86,8 +78,7 @@ def checked(path: Path, name: str, table: Mapping[str, Any], base: Config) -> tu
     side: GatewaySide = side_of(path, name, table, GatewaySide)
     config = settings_of(path, name, side, base)
     with told(path, f"side.{name}"):
-        if not side.federation or len(side.federation) > 255:
-            raise ConfigurationError("federation is the name of a federation execution", hint='federation = "Air"')
+        side.check_federation()
         prefix = side.prefix or side.federation
         if not PLATFORM_NAME.fullmatch(prefix):
             raise ConfigurationError(
@@ -312,15 +303,7 @@ class FederationPlatform(PlainPlatform):
 
     # -- objects to there -----------------------------------------------------------------------------------------
 
-    def register(
-        self,
-        published: BridgedRegistration,
-        type_: TypeName,
-        bundle: SchemaBundle,
-        via: tuple[str, ...],
-        *,
-        validate: bool,
-    ) -> None:
+    def register(self, *_given: Any, **_more: Any) -> None:
         """A federation has no registrations."""
 
     def unregister(self, uid: str, *, waits: bool) -> bool:

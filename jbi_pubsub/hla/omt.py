@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Final
 
 from jbi_pubsub.core.errors import JbiError
@@ -48,9 +49,14 @@ def local_name(element: Element) -> str:
     return str(element.tag).rpartition("}")[2]
 
 
+def elements(of: Element) -> Iterator[Element]:
+    """The elements in one, without comments and the like."""
+    return (each for each in of if isinstance(each.tag, str))
+
+
 def children(element: Element, name: str) -> list[Element]:
     """Those of that name, of any namespace."""
-    return [each for each in element if isinstance(each.tag, str) and local_name(each) == name]
+    return [each for each in elements(element) if local_name(each) == name]
 
 
 def text_of(element: Element, name: str, most: int = 255) -> str:

@@ -18,7 +18,7 @@ from jbi_pubsub.core.xml import Element
 from .datatypes import ALTERNATIVES_CHARS, TypeRow, enumerators_of, is_basic, merged
 from .encoding import STANDARD
 from .exceptions import ErrorReadingFom
-from .omt import children, is_of_2025, local_name, text_of
+from .omt import children, elements, is_of_2025, local_name, text_of
 
 _MIM_NAMES: Final = """
     token handle handleList transportationName updateRateName logicalTime timeInterval count seconds msec index
@@ -81,7 +81,7 @@ def check(modules: list[tuple[str, Element]]) -> None:
 
 
 def _rows_of(roots: list[Element], table: str) -> Iterator[str]:
-    return (text_of(row, "name") for root in roots for each in children(root, table) for row in _elements(each))
+    return (text_of(row, "name") for root in roots for each in children(root, table) for row in elements(each))
 
 
 def _depends_on_others(roots: list[Element]) -> bool:
@@ -95,13 +95,9 @@ def _depends_on_others(roots: list[Element]) -> bool:
     )
 
 
-def _elements(of: Element) -> Iterator[Element]:
-    return (each for each in of if isinstance(each.tag, str))
-
-
 def _uses(element: Element) -> Iterator[Element]:
     """Its words on other data types."""
-    for each in _elements(element):
+    for each in elements(element):
         if local_name(each) in ("dataType", "representation"):
             yield each
         else:
@@ -194,7 +190,7 @@ def _check_array(name: str, row: TypeRow) -> None:
 
 def _check_fields(name: str, row: TypeRow) -> None:
     taken: set[str] = set()
-    for each in _elements(row.element):
+    for each in elements(row.element):
         if (kind := local_name(each)) not in ("field", "alternative"):
             continue
         where, label = f"{row.module}:{each.sourceline}", text_of(each, "name")

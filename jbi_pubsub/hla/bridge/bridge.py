@@ -19,22 +19,7 @@ from typing import Any, Final, NamedTuple
 
 from immutables import Map
 
-from jbi_pubsub.hla.exceptions import (
-    AttributeAlreadyBeingDivested,
-    AttributeNotOwned,
-    FederateHasNotBegunSave,
-    NoAcquisitionPending,
-    ObjectInstanceNameInUse,
-    ObjectInstanceNotKnown,
-    RestoreInProgress,
-    RestoreNotInProgress,
-    RestoreNotRequested,
-    RtiError,
-    SaveInProgress,
-    SaveNotInitiated,
-    SaveNotInProgress,
-    SynchronizationPointLabelNotAnnounced,
-)
+from jbi_pubsub.hla import exceptions
 from jbi_pubsub.hla.execution import Callback
 
 from . import consensus, pace, passage, transfer
@@ -43,12 +28,17 @@ from .state import EVERYTHING, Bridge, Call, Entry, Key, Plan, Turn, changed
 Done = tuple[Bridge, tuple[Call, ...]]
 
 RACES: Final = (
-    AttributeNotOwned, FederateHasNotBegunSave, ObjectInstanceNotKnown, RestoreNotInProgress, RestoreNotRequested,
-    SaveNotInitiated, SaveNotInProgress,
+    exceptions.AttributeNotOwned, exceptions.FederateHasNotBegunSave, exceptions.ObjectInstanceNotKnown,
+    exceptions.RestoreNotInProgress, exceptions.RestoreNotRequested, exceptions.SaveNotInitiated,
+    exceptions.SaveNotInProgress,
 )  # fmt: skip
 """Refusals of any federate that calls before it has heard that it is too late: of an instance, an attribute, a save or
 a restore that is no more."""
-_OWNERSHIP: Final = frozenset(("acquire", "withdraw", "granted", "denied", "offer"))
+FORWARDED: Final[dict[str, Callable[[Turn, int, Entry], None]]] = {
+    "request": consensus.requested, "completed": consensus.completed, "failed": consensus.completed,
+    "reopened": consensus.reopened, **passage.ACTS, **dict.fromkeys(transfer.ACTS, transfer.forwarded),
+}  # fmt: skip
+"""Acts of the far side, by the kind of the entry that has come."""
 
 
 class Due(NamedTuple):
@@ -248,16 +238,8 @@ def forwarded(plan: Plan, bridge: Bridge, item: Due) -> Done:
         turn.count("barrier_violation")
     if entry.kind == "call":
         turn.calls.append(Call(*entry.arguments))
-    elif entry.kind == "request":
-        consensus.requested(turn, item.side, entry)
-    elif entry.kind in ("completed", "failed"):
-        consensus.completed(turn, item.side, entry)
-    elif entry.kind == "reopened":
-        consensus.reopened(turn, item.side, entry)
-    elif entry.kind in _OWNERSHIP:
-        transfer.forwarded(turn, item.side, entry)
     else:
-        passage.forwarded(turn, item.side, entry)
+        FORWARDED[entry.kind](turn, item.side, entry)
     if entry.time is not None:
         pace.promise(turn, 1 - item.side)
     return turn.done()
@@ -297,35 +279,33 @@ def answered(plan: Plan, bridge: Bridge, call: Call, answer: Any) -> Done:
     return turn.done()
 
 
-def refused(plan: Plan, bridge: Bridge, call: Call, error: RtiError) -> Done:
+def refused(plan: Plan, bridge: Bridge, call: Call, error: exceptions.RtiError) -> Done:
     """Go on after a call that was refused: for something that passes, or for good."""
     turn = Turn(plan, bridge)
     entry, near = call.entry, 1 - call.side
-    if isinstance(error, SaveInProgress | RestoreInProgress):
+    if isinstance(error, exceptions.SaveInProgress | exceptions.RestoreInProgress):
         _later(turn, call)
         return turn.done()
     if entry is not None and entry.kind == "remove":
         passage.deleted(turn, near, entry, 0)
-    if isinstance(error, ObjectInstanceNameInUse) and entry is not None:
+    if isinstance(error, exceptions.ObjectInstanceNameInUse) and entry is not None:
         passage.name_in_use(turn, near, entry)
-    elif isinstance(error, NoAcquisitionPending) and call.about and call.about[0] == "confirmed":
+    elif isinstance(error, exceptions.NoAcquisitionPending) and call.about and call.about[0] == "confirmed":
         transfer.not_confirmed(turn, call.side, *call.about[1:])
     elif entry is not None and entry.kind == "acquire":
         transfer.could_not_acquire(turn, near, entry)
-    elif isinstance(error, AttributeAlreadyBeingDivested) and entry is not None and entry.kind == "offer":
+    elif isinstance(error, exceptions.AttributeAlreadyBeingDivested) and entry is not None and entry.kind == "offer":
         turn.count("suppressed")  # it is offered there already
     elif call.about and call.about[0] == "pace":
         turn.count("refused")
-    elif isinstance(error, SynchronizationPointLabelNotAnnounced) and (
+    elif isinstance(error, exceptions.SynchronizationPointLabelNotAnnounced) and (
         plan.policy.failure == "add" or call.about[:1] == ("reopened",)
     ):
         turn.count("raced")  # it was withdrawn, or is over
         if call.about[:1] == ("reopened",) and call.about[1] in bridge.rounds:
             turn.set_part(call.about[1], call.side, state="consented")
-    elif entry is not None and entry.kind == "withdraw":
-        turn.count("raced")  # it has it by now, and gives it back
-    elif isinstance(error, RACES):
-        turn.count("raced")
+    elif isinstance(error, RACES) or (entry is not None and entry.kind == "withdraw"):
+        turn.count("raced")  # who withdraws has it by now, and gives it back
     else:
         turn.count("refused")
     return turn.done()

@@ -427,10 +427,7 @@ def _keep_or_take(turn: Turn, key: Key) -> None:
     else:
         own: Any = {each: bridge.rounds[each] for each in bridge.rounds if each[0] != "sync"}
         turn.set(
-            links=(
-                _mixed(found.links[0], bridge.links[0]),
-                _mixed(found.links[1], bridge.links[1]),
-            ),
+            links=(_mixed(found.links[0], bridge.links[0]), _mixed(found.links[1], bridge.links[1])),
             rounds=found.rounds.update(own),
             objects=found.objects,
             values=found.values,

@@ -24,12 +24,22 @@ from .rules import ClassRule, InteractionRule, Way
 from .translation import Course, Courses, SideModel, Translation, translation
 
 
-class HlaSide(SidePlace, frozen=True, kw_only=True):
+class FederationPlace(SidePlace, frozen=True, kw_only=True):
     """`[side.NAME]` of kind "hla"."""
 
     kind: str = "hla"
     federation: str
     """Name of the federation execution."""
+
+    def check_federation(self) -> None:
+        """Raises ConfigurationError."""
+        if not self.federation or len(self.federation) > 255:
+            raise ConfigurationError("federation is the name of a federation execution", hint='federation = "Air"')
+
+
+class HlaSide(FederationPlace, frozen=True, kw_only=True):
+    """The same, beside another one of kind "hla"."""
+
     fom: tuple[str, ...] = ()
     """Modules of its object model, from this file's folder; (): the RTI says which it has."""
 
@@ -90,8 +100,7 @@ def _check(path: Path, file: HlaFile) -> None:
     check_frame(path, (file.name, *file.side), [(way.source, way.target) for way in file.direction])
     for name, side in file.side.items():
         with told(path, f"side.{name}"):
-            if not side.federation or len(side.federation) > 255:
-                raise ConfigurationError("federation is the name of a federation execution", hint='federation = "Air"')
+            side.check_federation()
     one, other = file.side.values()
     if (one.federation, one.config, one.locators, one.groups) == (
         other.federation, other.config, other.locators, other.groups

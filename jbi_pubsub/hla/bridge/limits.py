@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from jbi_pubsub.core.pacing import TokenBucket
 from jbi_pubsub.hla.execution import Callback
 
 from .state import Bridge, Plan
@@ -13,7 +14,7 @@ class ClassRates:
     """Token buckets, one for each side and rule. A class without a rule has no limit."""
 
     def __init__(self) -> None:
-        self._buckets: dict[tuple[int, bool, int], tuple[float, float]] = {}
+        self._buckets: dict[tuple[int, bool, int], TokenBucket] = {}
 
     def allows(self, plan: Plan, bridge: Bridge, side: int, callback: Callback) -> bool:
         """Whether it goes."""
@@ -27,8 +28,7 @@ class ClassRates:
             return True
         now = time.monotonic()
         key = (side, is_interaction, limit.key)
-        tokens, at = self._buckets.get(key, (limit.burst, now))
-        tokens = min(limit.burst, tokens + (now - at) * limit.rate)
-        allowed = tokens >= 1.0
-        self._buckets[key] = (tokens - 1.0 if allowed else tokens, now)
+        bucket = self._buckets.setdefault(key, TokenBucket(limit.rate, limit.burst, now))
+        if allowed := bucket.fill(now) >= 1.0:
+            bucket.take(1.0, now)
         return allowed

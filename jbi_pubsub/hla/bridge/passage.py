@@ -141,11 +141,6 @@ def ask_owned(turn: Turn, side: int, instance: int, attributes: tuple[int, ...],
 # -- what the far side does -----------------------------------------------------------------------------------------
 
 
-def forwarded(turn: Turn, side: int, entry: Entry) -> None:
-    """Do on the other side what came over the link from a side."""
-    _ACTS[entry.kind](turn, side, entry)
-
-
 def _register(turn: Turn, side: int, entry: Entry) -> None:
     _, cls, name = entry.arguments
     turn.call(1 - side, "register_object_instance", cls, name, entry=entry)
@@ -288,10 +283,4 @@ def _provide(turn: Turn, side: int, entry: Entry) -> None:
         turn.call(1 - side, "request_attribute_value_update", twin.twin, there, tag)
 
 
-_ACTS: Final = {
-    "discover": _register,
-    "update": _update,
-    "interaction": _send,
-    "remove": _remove,
-    "provide": _provide,
-}
+ACTS: Final = {"discover": _register, "update": _update, "interaction": _send, "remove": _remove, "provide": _provide}

@@ -54,9 +54,7 @@ class SpanEntry(Entry):
 
 def entry_of(span: Span) -> EntryRep:
     """For a lookup service."""
-    return SpanEntry(
-        bridge=span.bridge, name=span.name, one=span.one, other=span.other, since=str(span.since), hops=str(span.hops)
-    ).rep()
+    return SpanEntry(**{name: str(value) for name, value in span._asdict().items()}).rep()
 
 
 def spans_of(entries: Iterable[EntryRep]) -> list[Span]:

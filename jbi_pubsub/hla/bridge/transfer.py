@@ -87,7 +87,7 @@ def forwarded(turn: Turn, side: int, entry: Entry) -> None:
     twin = turn.twin(side, instance)
     there = turn.plan.translation.attributes(side, twin.cls, attributes)
     if twin.twin and there:
-        _ACTS[entry.kind](turn, side, entry, twin.twin, there)
+        ACTS[entry.kind](turn, side, entry, twin.twin, there)
 
 
 def _acquire(turn: Turn, side: int, entry: Entry, twin: int, there: tuple[int, ...]) -> None:
@@ -180,4 +180,4 @@ def could_not_acquire(turn: Turn, side: int, entry: Entry) -> None:
         turn.call(side, "attribute_ownership_release_denied", instance, attributes)
 
 
-_ACTS: Final = {"acquire": _acquire, "withdraw": _withdraw, "granted": _granted, "denied": _denied, "offer": _offer}
+ACTS: Final = {"acquire": _acquire, "withdraw": _withdraw, "granted": _granted, "denied": _denied, "offer": _offer}

@@ -74,6 +74,8 @@ class Course(NamedTuple):
 
 
 Courses = Map[int, Course]
+NOWHERE: Final = Course(0, Map(), Map())
+"""Course of a class that does not go at all."""
 
 
 class Translation(NamedTuple):
@@ -111,40 +113,35 @@ class Translation(NamedTuple):
 
     def object_class(self, side: int, cls: int) -> int:
         """The class there; 0: it has none."""
-        one = self.objects[side].get(cls)
-        return one.target if one is not None else 0
+        return self.objects[side].get(cls, NOWHERE).target
 
     def attributes(self, side: int, cls: int, attributes: Iterable[int]) -> tuple[int, ...]:
         """Those of a class, as they are there; what has no mapping is left out."""
-        one = self.objects[side].get(cls)
-        members = one.members if one is not None and one.target else Map()
-        return tuple(sorted(members[each].target for each in attributes if each in members))
+        one = self.objects[side].get(cls, NOWHERE)
+        return tuple(sorted(one.members[each].target for each in attributes if one.target and each in one.members))
 
     def attributes_back(self, side: int, cls: int, attributes: Iterable[int]) -> tuple[int, ...]:
         """Those of the other side, as they are in a class of this side."""
-        one = self.objects[side].get(cls)
-        back = one.back if one is not None else Map()
+        back = self.objects[side].get(cls, NOWHERE).back
         return tuple(sorted(back[each] for each in attributes if each in back))
 
     def values(self, side: int, cls: int, values: Values) -> tuple[Values, int]:
         """Attribute values as they are there, and how many were left out: hidden, without a mapping, or values that
         can't be decoded or do not fit."""
-        one = self.objects[side].get(cls)
-        return _values(one, values)
+        return _values(self.objects[side].get(cls, NOWHERE), values)
 
     def interaction(self, side: int, cls: int, parameters: Values) -> tuple[int, Values, int]:
         """The class there, 0 for none, its parameters, and how many were left out."""
-        one = self.interactions[side].get(cls)
-        return (one.target if one is not None else 0, *_values(one, parameters))
+        one = self.interactions[side].get(cls, NOWHERE)
+        return (one.target, *_values(one, parameters))
 
     def limit(self, side: int, cls: int, *, of_interaction: bool = False) -> Limit | None:
         """Limit of updates of a class."""
-        one = (self.interactions if of_interaction else self.objects)[side].get(cls)
-        return one.limit if one is not None else None
+        return (self.interactions if of_interaction else self.objects)[side].get(cls, NOWHERE).limit
 
 
-def _values(one: Course | None, values: Values) -> tuple[Values, int]:
-    if one is None or not one.target:
+def _values(one: Course, values: Values) -> tuple[Values, int]:
+    if not one.target:
         return (), len(values)
     found = []
     for member, data in values:
@@ -226,7 +223,7 @@ class _Compiling:
 
     def _course(self, cls: Class) -> Course | None:
         """None: it goes nowhere."""
-        rule = self._rule_of(cls)
+        _, rule = self._ruling(cls)
         target = 0 if self._is_hidden(cls) else self._target(cls)
         if not target:
             return None
@@ -245,17 +242,13 @@ class _Compiling:
 
     def _target(self, cls: Class) -> int:
         """Handle of the class there; 0: none."""
-        for handle in cls.above:
-            rule = self._rules.get(handle)
-            if rule is None:
-                continue
-            below = cls.name.removeprefix(self._classes[handle - 1].name)
-            name = rule.target or self._short(self._classes[handle - 1])
-            if not below:
-                return self._class(self._there, self._classes_there, name)
-            return self._same(name + below)
-        assert self._way is not None
-        return self._same(self._short(cls)) if self._way.rest == "same" else 0
+        handle, rule = self._ruling(cls)
+        if rule is None:
+            assert self._way is not None
+            return self._same(self._short(cls)) if self._way.rest == "same" else 0
+        below = cls.name.removeprefix(self._classes[handle - 1].name)
+        name = rule.target or self._short(self._classes[handle - 1])
+        return self._same(name + below) if below else self._class(self._there, self._classes_there, name)
 
     def _same(self, name: str) -> int:
         names = (name, f"{self._root}.{name}")
@@ -264,12 +257,13 @@ class _Compiling:
     def _short(self, cls: Class) -> str:
         return cls.name.removeprefix(f"{self._root}.")
 
-    def _rule_of(self, cls: Class) -> ClassRule | InteractionRule | None:
-        """The nearest one."""
-        return next((self._rules[handle] for handle in cls.above if handle in self._rules), None)
+    def _ruling(self, cls: Class) -> tuple[int, ClassRule | InteractionRule | None]:
+        """The nearest class that has a rule, and the rule."""
+        handle = next((each for each in cls.above if each in self._rules), 0)
+        return handle, self._rules.get(handle)
 
     def _is_hidden(self, cls: Class) -> bool:
-        rule = self._rule_of(cls)
+        _, rule = self._ruling(cls)
         return rule is not None and rule.hide
 
     def _rest(self, rule: ClassRule | InteractionRule | None) -> Rest:
@@ -277,11 +271,10 @@ class _Compiling:
         return rule.rest if rule is not None and rule.rest is not None else self._way.rest
 
     def _limit(self, cls: Class) -> Limit | None:
-        for handle in cls.above:
-            rule = self._rules.get(handle)
-            if rule is not None:
-                return Limit(handle, rule.rate, rule.burst or max(1.0, rule.rate)) if rule.rate is not None else None
-        return None
+        handle, rule = self._ruling(cls)
+        if rule is None or rule.rate is None:
+            return None
+        return Limit(handle, rule.rate, rule.burst or max(1.0, rule.rate))
 
     def _nearest(self, above: Sequence[int], found: dict[int, Course]) -> Course | None:
         return next((found[handle] for handle in above if handle in found and found[handle].target), None)

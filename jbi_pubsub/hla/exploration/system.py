@@ -223,8 +223,8 @@ class SceneMove:
         self.found.extend(
             Anomaly(what, f"{name}: {detail}") for what, detail in witness.told(self.memories, place, callback)
         )
-        if callback.name in _ENDS:
-            kind, outcome = _ENDS[callback.name]
+        if callback.name in witness.ENDS:
+            kind, outcome = witness.ENDS[callback.name]
             self.outcomes = self.outcomes.set((federation, kind, callback.arguments[0]), outcome)
         if callback.name in self.setup.waits:
             for width in range(len(callback.arguments) + 1):
@@ -302,16 +302,6 @@ class SceneMove:
         if bridge.counters.get("barrier_violation"):
             self.found.append(Anomaly("BARRIER", "what may only happen later reached the far side"))
         self.bridges[number] = bridge._replace(counters=Map())
-
-
-_ENDS: Final = {
-    "federation_saved": ("save", "saved"),
-    "federation_not_saved": ("save", "not saved"),
-    "federation_restored": ("restore", "restored"),
-    "federation_not_restored": ("restore", "not restored"),
-    "federation_synchronized": ("sync", "synchronized"),
-    "synchronization_point_withdrawn": ("sync", "withdrawn"),
-}
 
 
 def _shown(name: str, arguments: tuple[Any, ...]) -> str:

@@ -32,15 +32,15 @@ _BEGINS: Final = {
     "initiate_federate_restore": "restore",
     "discover_object_instance": "instance",
 }
-_ENDS: Final = {
-    "federation_synchronized": "sync",
-    "synchronization_point_withdrawn": "sync",
-    "federation_saved": "save",
-    "federation_not_saved": "save",
-    "federation_restored": "restore",
-    "federation_not_restored": "restore",
-    "remove_object_instance": "instance",
+ENDS: Final = {
+    "federation_saved": ("save", "saved"),
+    "federation_not_saved": ("save", "not saved"),
+    "federation_restored": ("restore", "restored"),
+    "federation_not_restored": ("restore", "not restored"),
+    "federation_synchronized": ("sync", "synchronized"),
+    "synchronization_point_withdrawn": ("sync", "withdrawn"),
 }
+"""Callbacks of ends of what is agreed on: of which kind, and how."""
 _MESSAGES: Final = {"reflect_attribute_values": "update_attribute_values", "receive_interaction": "send_interaction"}
 
 Found = Iterator[tuple[str, str]]
@@ -65,15 +65,17 @@ def told(memories: list[Memory], place: int, callback: Callback) -> Found:
             mine = mine.set(("kept", arguments[0]), mine)
         said = plain(arguments[2]) if kind == "instance" else arguments[1] if kind == "sync" else ""
         memories[place] = mine.set(key, said)
-    elif name in _ENDS:
-        yield from _end(memories, place, callback)
+    elif name in ENDS:
+        yield from _end(memories, place, callback, ENDS[name][0])
+    elif name == "remove_object_instance":
+        yield from _end(memories, place, callback, "instance")
     elif name in _MESSAGES:
         yield from _message(memories, place, callback)
 
 
-def _end(memories: list[Memory], place: int, callback: Callback) -> Found:
+def _end(memories: list[Memory], place: int, callback: Callback, kind: str) -> Found:
     name, label = callback.name, callback.arguments[0]
-    mine, key = memories[place], ("pending", _ENDS[name], label)
+    mine, key = memories[place], ("pending", kind, label)
     if key not in mine:
         if name not in ("federation_not_saved", "remove_object_instance"):  # at a time; of what it never discovered
             yield "TWICE", f"{name} {label}"
