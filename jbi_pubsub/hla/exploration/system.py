@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from immutables import Map
 
 from jbi_pubsub.core.errors import ConfigurationError
-from jbi_pubsub.hla import extensions, rti
+from jbi_pubsub.hla import rti
 from jbi_pubsub.hla.bridge import bridge as spans
 from jbi_pubsub.hla.bridge.policy import Solutions
 from jbi_pubsub.hla.bridge.state import Bridge, Call, Plan
@@ -335,18 +335,18 @@ def moves(setup: Scene, system: System) -> list[Move]:
 
 
 def _says_something(setup: Scene, system: System, number: int, due: spans.Due) -> bool:
-    execution = system.executions[setup.spans[number].sides[due.side]]
-    mine = setup.spans[number].surrogates[due.side]
-    if due.key is None:
+    """Whether the bridge would make something of the answer, or of a refusal, if it were told at once."""
+    joint, bridge, side = setup.spans[number], system.bridges[number], due.side
+    if any(each.name.endswith("_status_response") for each in system.told[number][side]):
         return False
-    kind, label = due.key[0], system.bridges[number].rounds[due.key].parts[due.side].label
-    if kind == "sync":
-        point = execution.points.pending.get(label)
-        return point is not None and all(has for each, has in point.achieved.items() if each != mine)
-    if any(each.name.endswith("_status_response") for each in system.told[number][due.side]):
-        return False
-    states = execution.saving.states.items()
-    return bool(states) and all(state in extensions.REPORTED for each, state in states if each != mine)
+    model, execution = setup.models[joint.sides[side]], system.executions[joint.sides[side]]
+    (call,) = spans.forwarded(joint.plan, bridge, due)[1]
+    try:
+        step = rti.call(model, execution, joint.surrogates[side], call.service, *call.arguments)
+    except RtiError:
+        return True
+    made = [spans.heard(joint.plan, bridge, side, each.callback) for each in step.told]
+    return any(each != (bridge, ()) for each in made or [spans.answered(joint.plan, bridge, call, step.answer)])
 
 
 def after(
