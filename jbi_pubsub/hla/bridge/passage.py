@@ -149,11 +149,10 @@ def _register(turn: Turn, side: int, entry: Entry) -> None:
 def registered(turn: Turn, side: int, entry: Entry, handle: int) -> None:
     """The instance of `side` has a twin."""
     instance, cls, _ = entry.arguments
-    far, fom = 1 - side, turn.plan.translation.foms[1 - side]
+    far = 1 - side
     published = dict(turn.plan.translation.published(far)).get(cls, ())
-    held = tuple(sorted({*published, fom.privilege}))
     turn.set_twin(side, instance, twin=handle)
-    turn.set(objects=turn.bridge.objects.set((far, handle), Twin(cls, instance, held)))
+    turn.set(objects=turn.bridge.objects.set((far, handle), Twin(cls, instance, published)))
     mine = turn.twin(side, instance)
     if unowned := turn.bridge.unowned.get((side, instance)):
         _tell_unowned(turn, side, instance, unowned, is_unowned=True)
