@@ -95,7 +95,7 @@ fuzz: $(VENV)/test.stamp
 
 # defects planted in the bridge and the RTI, one at a time, and who finds each; ARGS="barrier" for those with that word
 defects: $(VENV)/test.stamp
-	$(BIN)/python tests/hla/bridge/test_defects.py $(ARGS)
+	$(BIN)/python -m tests.hla.bridge.test_defects $(ARGS)
 
 # ten minutes of churn over real processes; make soak ARGS="--minutes 3 --seed 7"
 soak: $(VENV)/test.stamp

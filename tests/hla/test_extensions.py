@@ -280,6 +280,11 @@ def test_what_nobody_owns_beyond_counts_as_unowned_here(three: Rig) -> None:
     three.call("s", "declare_unowned", aircraft, (three.callsign,), False)
     three.call("b", "query_attribute_ownership", aircraft, three.callsign)
     assert three.heard("b") == [("inform_attribute_ownership", aircraft, three.callsign, True)]
+    # and when it goes from the surrogate to a federate
+    three.call("s", "declare_unowned", aircraft, (three.callsign,), True)
+    three.call("s", "attribute_ownership_divestiture_if_wanted", aircraft, (three.callsign,))
+    three.call("s", "query_attribute_ownership", aircraft, three.callsign)
+    assert three.heard("s") == [("inform_attribute_ownership", aircraft, three.callsign, True)]
 
 
 def test_only_an_owner_can_say_so(three: Rig) -> None:

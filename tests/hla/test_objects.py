@@ -42,8 +42,15 @@ def test_who_comes_late_discovers_and_asks_for_values(rig: Any) -> None:
     it.join("late")
     it.call("late", "subscribe_object_class_attributes", it.aircraft, (it.position,))
     assert it.heard("late") == [("discover_object_instance", aircraft, it.aircraft, "LH1")]
+    # and once, whoever subscribes again or to its own
+    for each in ("late", "owner"):
+        it.call(each, "subscribe_object_class_attributes", it.aircraft, (it.position, it.callsign))
+        assert it.heard(each) == []
     it.call("late", "request_attribute_value_update", aircraft, (it.position,), b"?")
     assert it.heard("owner") == [("provide_attribute_value_update", aircraft, (it.position,), b"?")]
+    it.call("owner", "update_attribute_values", aircraft, ((it.position, b"1"),))
+    assert it.heard("late") == [("reflect_attribute_values", aircraft, ((it.position, b"1"),), b"", None, 0)]
+    assert it.heard("owner") == []
     it.call("late", "request_class_attribute_value_update", it.vehicle, (it.position,))
     assert it.heard("owner") == [("provide_attribute_value_update", aircraft, (it.position,), b"")]
 

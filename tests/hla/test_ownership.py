@@ -41,6 +41,15 @@ def test_what_is_divested_unconditionally_is_nobodys_and_offered(trio: Any) -> N
     assert trio.call("b", "is_attribute_owned_by_federate", trio.object, trio.position) is True
 
 
+def test_of_two_who_want_what_its_owner_leaves_the_first_has_it(trio: Any) -> None:
+    trio.call("b", "attribute_ownership_acquisition", *trio.at, b"first")
+    trio.call("c", "attribute_ownership_acquisition", *trio.at, b"second")
+    trio.call("a", "unconditional_attribute_ownership_divestiture", *trio.at)
+    assert owner(trio, trio.position) == "b"
+    assert trio.heard("b")[0] == ("attribute_ownership_acquisition_notification", *trio.at, b"first")
+    assert trio.heard("c") == []
+
+
 @pytest.mark.row("H-20")
 def test_who_divests_by_negotiation_stays_the_owner_until_it_confirms(trio: Any) -> None:
     # When the owner would give an attribute away; Expect it to be offered, and the owner to go on

@@ -11,6 +11,7 @@ import pytest
 
 from jbi_pubsub.cli.app import run
 from jbi_pubsub.core.errors import ConfigurationError
+from jbi_pubsub.hla.bridge import bridge as spans
 from jbi_pubsub.hla.bridge import policy
 from jbi_pubsub.hla.bridge.policy import Solutions
 from jbi_pubsub.hla.execution import RtiOptions
@@ -311,6 +312,57 @@ def test_who_wants_it_no_more_leaves_it_on_the_side_it_came_from() -> None:
             who = here.owned.owner(here.instances.by_name["a"], X)
             mine = handles.get(who, "surrogate") if who else "nobody"
             assert mine in ({"f0", "nobody", "surrogate"} if federation == 0 else {"g0", "surrogate"})
+    # and one of both sides is where it is from: not a surrogate on each
+    for end in result.terminals:
+        owners = [each.owned.owner(each.instances.by_name["a"], X) for each in end.system.executions]
+        surrogates = setup.spans[0].surrogates
+        assert [who == surrogate for who, surrogate in zip(owners, surrogates, strict=True)] != [True, True]
+
+
+def test_an_attribute_goes_there_and_back_and_there_again() -> None:
+    wanted, has = "request_attribute_ownership_release", "attribute_ownership_acquisition_notification"
+    acquires = f'attribute_ownership_acquisition(@a, ({X},), b"why")\n'
+    result = explored(
+        f"{OWNED}* <- {wanted}: attribute_ownership_divestiture_if_wanted($1, $2)\n"
+        f"g0: {acquires}g0 <- {has}\ng0 <- {wanted}\ng0: {acquires}g0 <- {has}\n"
+        f"f0 <- {wanted}\nf0: {acquires}f0 <- {has}",
+        (1, 1),
+    )
+    assert (result.verdict, ends(result)) == ("ok", {"nothing is pending"})
+    # Expect whoever has it to hear the tag of who wants it
+    asked = {
+        each.arguments for state in result.ways for inbox in state.inboxes for each in inbox if each.name == wanted
+    }
+    assert {tag for _, _, tag in asked} == {b"why"}
+
+
+def test_the_privilege_to_delete_goes_over_the_bridge_as_an_attribute_does() -> None:
+    text = (
+        f'{OWNED}g0: attribute_ownership_acquisition(@a, ({fom().privilege},), b"")\n'
+        "g0 <- attribute_ownership_acquisition_notification\ng0: delete_object_instance(@a)\n"
+        "f0 <- request_attribute_ownership_release: attribute_ownership_divestiture_if_wanted($1, $2)\n"
+        "f0 <- remove_object_instance"
+    )
+    result = explored(text, (1, 1))
+    assert (result.verdict, ends(result)) == ("ok", {"nothing is pending"})
+
+
+def test_what_a_surrogate_has_given_away_it_does_not_update() -> None:
+    policy = Solutions(ownership="allow-naive", unowned="ignore")
+    text = f'{OWNED}g0: attribute_ownership_acquisition(@a, ({X},), b"")\n'
+    text += f'f0: update_attribute_values(@a, (({X}, b"1"),), b"1")'
+    setup, system = built((1, 1), line(2), planned(policy), script.read(text), options=ADDED)
+    plan, done = setup.spans[0].plan, set()
+    # Expect an update that goes over the bridge to be one there if, and only if, the surrogate has the attribute
+    for state in search.explore(setup, system).ways:
+        bridge = state.bridges[0]
+        (twin,) = [each for (side, _), each in bridge.objects.items() if side == 1]
+        for due in spans.due(plan, bridge):
+            if due.what == "data" and bridge.links[due.side].data[due.place].kind == "update":
+                calls = spans.forwarded(plan, bridge, due)[1]
+                assert bool(calls) == (X in twin.held)
+                done.add(bool(calls))
+    assert done == {True, False}
 
 
 # -- what federates see ---------------------------------------------------------------------------------------------
@@ -327,12 +379,19 @@ f0: register_object_instance({THING}, "a")
 def test_a_value_that_nobody_owns_is_the_last_one_or_silence(policy: str, count: int) -> None:
     text = (
         SEEN.replace("---", f'f0: update_attribute_values(@a, (({X}, b"1"),), b"")\n'
+                     f'f0: update_attribute_values(@a, (({X}, b"2"),), b"")\n'
                      f"f0: unconditional_attribute_ownership_divestiture(@a, ({X},))\n---")
         + f'g0: request_attribute_value_update(@a, ({X},), b"why")\n'
     )  # fmt: skip
-    waiting = "g0 <- reflect_attribute_values()\n" if count else ""
-    result = explored(text + waiting, (1, 1), Solutions(unowned=policy, ownership="deny"))
+    result = explored(text, (1, 1), Solutions(unowned=policy, ownership="deny"))
     assert ends(result) == {"nothing is pending"}
+    told = {
+        each.arguments[1:3]
+        for state in result.ways
+        for each in state.inboxes[1]
+        if each.name == "reflect_attribute_values"
+    }
+    assert told == {(((X, b"2"),), b"why") for _ in range(count)}
 
 
 LATE: Final = (

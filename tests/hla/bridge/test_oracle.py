@@ -459,3 +459,14 @@ def test_in_rows_and_stars_all_is_told_once_everywhere(
         heard = [world.step((place, "federate_save_complete", ())).heard for place in everybody]
         assert all(told[("federation_saved", "S")] == 1 for told in heard[-1])
         assert world.found == []
+
+
+def test_who_joins_a_side_that_is_done_has_to_achieve_the_point_as_well() -> None:
+    world = World((2, 1), ((0, 1),), Solutions(consensus="add"), Random(0))
+    point, achieves = "register_federation_synchronization_point", "synchronization_point_achieved"
+    # Given a side that has said that all have achieved a point, and a federate that joins it
+    for step in ((1, RESIGN, ACTIONS[:1]), (0, point, ("L", b"")), (0, achieves, ("L",)), (1, JOIN, ())):
+        assert world.step(step).refused == ""
+    # When the other side is done; Expect nobody to be told that it is over before that federate is
+    assert not any(told["federation_synchronized", "L"] for told in world.step((2, achieves, ("L",))).heard)
+    assert all(told["federation_synchronized", "L"] for told in world.step((1, achieves, ("L",))).heard)

@@ -27,10 +27,10 @@ f0: register_object_instance({THING}, "a")
 AGREED = (Solutions(), Solutions(consensus="add", ownership="allow-add"))
 
 
-def explored(text: str, policy: Solutions, **more: Any) -> Exploration:
+def explored(text: str, policy: Solutions, *, couples: bool = False, **more: Any) -> Exploration:
     """One federate on each side."""
-    options = RtiOptions(adds=True, **more)
-    return search.explore(*built((1, 1), line(2), planned(policy), script.read(text), options=options))
+    plan, options = planned(policy, couples=couples), RtiOptions(adds=True, **more)
+    return search.explore(*built((1, 1), line(2), plan, script.read(text), options=options))
 
 
 def ends(result: Exploration) -> set[str]:
@@ -142,6 +142,22 @@ def test_a_point_under_way_at_a_save_is_one_after_the_restore(policy: Solutions)
     assert all("F sync A: synchronized" in each and "G sync A: synchronized" in each for each in ends(result))
 
 
+@pytest.mark.parametrize("policy", AGREED, ids=["smart", "add"])
+def test_a_point_that_waits_for_the_end_of_a_save_is_one_after_the_restore(policy: Solutions) -> None:
+    # Given a save that begins on the other side, where the point is announced behind it, and again after the restore
+    told = 'g0 <- announce_synchronization_point("A")\ng0: synchronization_point_achieved("A")\n'
+    result = explored(
+        f'{SAVES}f0 <- federation_restored: synchronization_point_achieved("A")\n'
+        'f0: register_federation_synchronization_point("A", b"")\nf0 <- announce_synchronization_point("A")\n'
+        'f0: synchronization_point_achieved("A")\ng0: request_federation_save("L")\ng0 <- federation_saved("L")\n'
+        f'g0: request_federation_restore("L")\ng0 <- federation_restored("L")\n{told}{told}',
+        policy,
+    )
+    # Expect it to be over on both sides, or, as it began behind the save, on none
+    assert result.verdict == "ok"
+    assert len({side for end in ends(result) for side in "FG" if f"{side} sync A: synchronized" in end}) == 2
+
+
 def test_the_last_value_after_a_restore_is_the_one_that_was_saved() -> None:
     result = explored(
         f'{SAVES}{SEEN}f0: update_attribute_values(@a, (({X}, b"1"),), b"1")\nf0: request_federation_save("L")\n---\n'
@@ -161,10 +177,13 @@ def test_a_point_that_is_renamed_keeps_its_tag() -> None:
         Solutions(),
     )
     assert result.verdict == "ok"
-    tags = {
-        each[1] for end in result.terminals for memory in end.system.memories for each in memory if each[0] == "over"
+    # Expect both sides to be told the same tags: both, or of one point if the other one was refused
+    told = {
+        tuple(frozenset(each[1] for each in memory if each[0] == "over") for memory in end.system.memories)
+        for end in result.terminals
     }
-    assert tags == {b"f", b"g"}
+    assert (frozenset((b"f", b"g")),) * 2 in told
+    assert all(one == other for one, other in told)
 
 
 def test_of_two_points_that_wait_for_each_other_one_is_for_all() -> None:
@@ -176,6 +195,75 @@ def test_of_two_points_that_wait_for_each_other_one_is_for_all() -> None:
     )
     both = [{f"{side} sync {label}: synchronized" for side in "FG"} for label in "AB"]
     assert all(any(each <= set(end.split("; ")) for each in both) for end in ends(result))
+    # it is the smaller one, where each side has begun with its own
+    assert all("G sync A: synchronized" in end for end in ends(result) if "F sync A: synchronized" in end)
+
+
+@pytest.mark.parametrize("policy", AGREED, ids=["smart", "add"])
+def test_values_of_an_instance_keep_their_order_and_none_is_lost_whenever_somebody_saves(policy: Solutions) -> None:
+    result = explored(
+        f'{SAVES}{SEEN}---\nf0: update_attribute_values(@a, (({X}, b"1"),), b"1")\n'
+        f'f0: update_attribute_values(@a, (({X}, b"2"),), b"2")\ng0: request_federation_save("L")',
+        policy,
+    )
+    assert result.verdict == "ok"
+
+
+def test_what_both_sides_call_the_same_both_discover() -> None:
+    result = explored(
+        "".join(f"{who}: {verb}_object_class_attributes({THING}, ({X},))\n" for who in ("f0", "g0")
+                for verb in ("publish", "subscribe"))
+        + f'---\nf0: register_object_instance({THING}, "a")\ng0: register_object_instance({THING}, "a")',
+        Solutions(),
+    )  # fmt: skip
+    assert ends(result) == {"nothing is pending"}
+    # unless the name was taken there before the second registered: then that was refused
+    there = {tuple(len(each.instances.by_handle) for each in state.executions) for state in result.ways}
+    assert there == {(0, 0), (1, 0), (0, 1), (1, 1), (2, 1), (1, 2), (2, 2)}
+
+
+def test_time_goes_on_behind_a_save() -> None:
+    result = explored(
+        f"""{SAVES}f0: enable_time_regulation(1.0); enable_time_constrained()
+g0: enable_time_regulation(1.0); enable_time_constrained()
+---
+f0: request_federation_save("L")
+f0 <- federation_saved("L")
+f0: time_advance_request(5.0)
+f0 <- time_advance_grant(5.0)
+g0 <- federation_saved("L")
+g0: time_advance_request(5.0)
+g0 <- time_advance_grant(5.0)
+""",
+        Solutions(),
+        couples=True,
+    )
+    assert ends(result) == {"F save L: saved; G save L: saved"}
+
+
+def test_a_message_that_is_taken_back_is_told_to_nobody_beyond() -> None:
+    call = fom().interaction_class("Call")
+    first = f"""f0: publish_interaction_class({call}); enable_time_regulation(1.0); enable_time_constrained()
+g0: subscribe_interaction_class({call}); enable_time_regulation(1.0); enable_time_constrained()
+---
+"""
+    _, begun = built((1, 1), line(2), planned(Solutions(), couples=True), script.read(first))
+    handle = begun.executions[0].handles + 1
+    result = explored(
+        f"""{first}f0: send_interaction({call}, (), b"1", 3.0)
+f0: retract({handle})
+f0: time_advance_request(5.0)
+g0: time_advance_request(5.0)
+f0 <- time_advance_grant(5.0)
+g0 <- time_advance_grant(5.0)
+""",
+        Solutions(),
+        couples=True,
+    )
+    assert ends(result) == {"nothing is pending"}
+    told = {each.name for state in result.ways for each in state.inboxes[1]}
+    assert "time_advance_grant" in told
+    assert "receive_interaction" not in told
 
 
 @pytest.mark.parametrize("sizes", [(1, 0), (2, 0), (1, 0, 1)])
