@@ -17,7 +17,7 @@ import msgspec
 from jbi_pubsub.core.errors import ConfigurationError, LookupNotFoundError
 from jbi_pubsub.core.series import WINDOW
 from jbi_pubsub.protocol.status.delegate import ListedSubscription
-from jbi_pubsub.web.alarms import alarms
+from jbi_pubsub.web.alarms import alarms, full_queues
 from jbi_pubsub.web.federation import Observer, Server, Snapshot
 
 from .near import begins_so, told
@@ -165,6 +165,8 @@ def top(given: _Top) -> None:
     try:
         if given.as_json or given.once or not is_screen():
             seen = _first_look(observer, known, given.page, config.lookup.timeout)
+            if given.as_json:
+                seen = seen._replace(full=full_queues(observer))
             look = Look(given.page, _sort_number(seen, given.page, given.sort))
             given.show(facts_of(seen, given.page), lambda: show_tables(page_of(seen, look), more=MORE))
         else:
@@ -243,7 +245,7 @@ def facts_of(seen: PageFacts, page: str) -> dict[str, Any]:
         "page": page,
         "problem": shot.problem,
         "unseen": shot.unseen,
-        "alarms": [msgspec.to_builtins(each) for each in alarms(shot)],
+        "alarms": [msgspec.to_builtins(each) for each in alarms(shot, seen.full)],
         "servers": [_server_facts(s, seen) for s in shot.servers],
         "edges": [
             {name: getattr(e, name) for name in ("kind", "server", "name", "of", "count", "rate", "waiting", "lost")}

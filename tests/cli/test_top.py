@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -194,6 +195,31 @@ def test_one_look_for_programs(federation: Any, figures: Any, flags: list[str], 
     assert [(s["uid"], s["delivered"]) for s in facts["subscriptions"]] == [(uid, 1)]
     assert facts["subscriptions_in_all"] == 1
     assert set(facts["servers"][1]["last_10_s"]) >= {"published", "delivered", "lost"}
+
+
+def test_full_queues_are_alarms_for_programs(
+    federation: Any, figures: Any, flags: list[str], said: Callable[..., Any], eventually: Callable[..., Any]
+) -> None:
+    # Given a subscriber whose application takes nothing, and more objects than its queue holds
+    pad, adapter, holds = federation.pad(), federation.light(), threading.Event()
+    registration = figures.register(adapter)
+    subscriber = federation.subscriber()
+    try:
+        uid = subscriber.register_subscriber(
+            type_name="mil.af.rl.jbi.Intel_Imagery", bound=4, listener=lambda *_: holds.wait(120.0)
+        )
+        assert subscriber.wait_matched(uid) == 1
+        for _ in range(60):
+            adapter.publish(registration, figures.figure_1)
+        eventually(lambda: pad.overview()["queued"] >= 4)
+        # When a program asks; Expect the alarm of the console's first page, with its place and what to do
+        facts = json.loads(said(*flags, "top", "--every", "0.1", "--json").out)
+        [full] = [each for each in facts["alarms"] if each["what"].startswith("A queue is full")]
+        assert full["what"] == "A queue is full: 4 of 4 objects"
+        assert full["where"].endswith(" at alpha, rome")
+        assert full["do"]
+    finally:
+        holds.set()
 
 
 @pytest.mark.parametrize(
