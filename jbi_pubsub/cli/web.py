@@ -51,6 +51,9 @@ def web(given: _Web) -> int:
     def announce(ready: bool = False) -> None:
         facts = {"ready": "web"} if ready else {"next": "web"}
         text = f"console at {server.url}" if ready else f"another browser: {server.url}"
+        if server.login_url:
+            facts["login"] = server.login_url
+            text += f"\nwith a password: {server.login_url}" * ready
         tell_ready(given.as_json, facts | {"url": server.url, "admin": config.web.admin}, text)
 
     server = WebServer(config, entered=announce, ended=ending.fail)

@@ -3,6 +3,7 @@ process may (`administer`). Each action asks first, and says what came of it."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -17,6 +18,9 @@ from jbi_pubsub.protocol.services import AdminProxy
 
 from .console import LOOK_SECONDS, Console, action, region, said, words
 from .federation import ANSWER_SECONDS, Server
+from .objects import shown
+
+log = logging.getLogger("jbi_pubsub.web")
 
 DRAIN_SECONDS: Final = 10.0
 """For what waits to go out, until it is said how much is left."""
@@ -24,6 +28,8 @@ FITTING: Final = 50
 """Subscriptions in which an id is looked for."""
 TOLD_MOST: Final = 20
 """Lines that say what happened."""
+LOGGED_MOST: Final = 500
+"""Characters of an action in the log."""
 
 
 def build(console: Console) -> None:
@@ -66,7 +72,10 @@ class ConfirmedActions:
         except JbiError as exc:
             self.tell(f"Not done: {said(exc)}")
             return False
-        self.tell(done.format(result))
+        text = done.format(result)
+        session = self._console.session
+        log.warning("%s: %s", (session.user if session is not None else "") or "console", shown(text, LOGGED_MOST))
+        self.tell(text)
         return True
 
     def tell(self, text: str) -> None:

@@ -95,7 +95,7 @@ def _meant(each: msgspec.structs.FieldInfo, text: str) -> Any:
     if bool in get_args(each.type):
         return text == "yes"
     if each.name == "prefixes":
-        return dict(_pair(part) for part in text.split(",") if part.strip())
+        return prefixes_of(text)
     if each.name == "delegate":
         return tuple(part.strip() for part in text.split(",") if part.strip())
     if each.type is str or str in get_args(each.type) or each.name == "version":
@@ -104,6 +104,11 @@ def _meant(each: msgspec.structs.FieldInfo, text: str) -> Any:
         return int(text)
     except ValueError:
         raise ConfigurationError(f"{each.name.replace('_', ' ')}: {text[:40]!r} is no number") from None
+
+
+def prefixes_of(text: str) -> dict[str, str]:
+    """Namespaces by their prefixes, as somebody has typed them. Raises ConfigurationError."""
+    return dict(_pair(part) for part in text.split(",") if part.strip())
 
 
 def _pair(text: str) -> tuple[str, str]:

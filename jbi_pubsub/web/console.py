@@ -25,7 +25,8 @@ from jbi_pubsub.core.wire.endpoint import Security
 
 from .drawing import Drawing
 from .federation import Observer
-from .gate import Gate
+from .gate import Gate, Session
+from .logins import LOGOUT
 from .objects import Objects
 
 log = logging.getLogger("jbi_pubsub.web")
@@ -42,14 +43,17 @@ LOOK_SECONDS: Final = 1.0
 PAGES: Final = (
     ("Overview", "/"), ("Servers", "/servers"), ("Subscriptions", "/subscriptions"), ("Plots", "/plots"),
     ("Networks", "/networks"), ("Domains", "/domains"),
-    ("Objects", "/objects"), ("Explain", "/explain"), ("Administration", "/administration"), ("Node", "/node"),
-    ("Client", "/client"),
+    ("Objects", "/objects"), ("Archive", "/archive"), ("Explain", "/explain"), ("Administration", "/administration"),
+    ("Node", "/node"), ("Client", "/client"),
 )  # fmt: skip
 
 
 ADMIN_PAGES: Final = ("Administration", "Node", "Client")
 """Pages that need --admin."""
-NEEDS_ADMIN: Final = "This page changes the federation. It needs a console that was started by `jbi web --admin`."
+NEEDS_ADMIN: Final = (
+    "This page changes the federation. It needs a console that was started by `jbi web --admin`, and a user who may "
+    "administer."
+)
 SEARCH_MOST: Final = 200
 """Characters of a search."""
 _HEADS: Final = WeakKeyDictionary[Client, ui.element]()
@@ -82,7 +86,6 @@ class Console:
         self.nodes = nodes if config.web.admin else None
         self.observer = observer
         self.gate = gate
-        self.admin = config.web.admin
         self.objects = Objects(config)
         self.closing: list[Callable[[], None]] = []
         """Functions that end what pages have begun."""
@@ -99,6 +102,17 @@ class Console:
     async def call(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call a function that blocks away from the event loop. Raises what it raises."""
         return await asyncio.get_running_loop().run_in_executor(self._calls, function, *arguments)
+
+    @property
+    def session(self) -> Session | None:
+        """That of the browser whose page is made or used now."""
+        return self.gate.session(ui.context.client.request.headers.get("cookie", ""))
+
+    @property
+    def admin(self) -> bool:
+        """Whether that browser may change something, as far as this console decides."""
+        session = self.session
+        return self.config.web.admin and session is not None and session.is_admin
 
     def page(self, path: str) -> Callable[[Callable[..., None]], None]:
         """Register what makes a page. One tab too many is told so, and a page that needs --admin says so without."""
@@ -122,7 +136,7 @@ class Console:
     @contextmanager
     def frame(self, title: str) -> Iterator[None]:
         """Header, navigation and main part of a page."""
-        session = self.gate.session(ui.context.client.request.headers.get("cookie", ""))
+        session = self.session
         ui.page_title(f"{title} - jbi-pubsub")
         dark = ui.dark_mode(session.dark if session is not None else None)
 
@@ -143,6 +157,9 @@ class Console:
                     link = ui.link(name, path)
                     if name == title:
                         link.props("aria-current=page")
+                with ui.element("form").props(f"method=post action={LOGOUT}"):
+                    user = f" {session.user[:20]}" if session is not None and session.user else ""
+                    ui.button(f"Log out{user}").props("flat dense no-caps type=submit")
             colours = ui.button(_COLOURS[dark.value], on_click=turn).props('flat dense no-caps aria-label="Colours"')
 
         def unfold() -> None:
@@ -162,7 +179,7 @@ class Console:
                   "Documentation: docs/console.md, docs/losses.md.")  # fmt: skip
 
 
-_COLOURS: Final = {None: "Colours: system", True: "Colours: dark", False: "Colours: light"}
+_COLOURS: Final = {None: "◐ system", True: "◐ dark", False: "◐ light"}
 
 
 def words(tag: str, text: str = "", classes: str = "") -> TextElement:
@@ -181,6 +198,14 @@ def region(title: str, classes: str = "") -> ui.element:
     made = ui.element("section").classes(f"jbi-region {classes}").props(f'aria-label="{title}"')
     with made:
         words("h2", title)
+    return made
+
+
+def later() -> ui.element:
+    """A part of a page that is shown by `set_visibility`, once all that it is made of has come: nothing that somebody
+    reads already is moved by it."""
+    made = ui.element("div")
+    made.set_visibility(False)
     return made
 
 

@@ -9,7 +9,7 @@ from nicegui import ui
 
 from jbi_pubsub.core.errors import JbiError
 
-from .console import LOOK_SECONDS, Console, region, said, show_rows, table, words
+from .console import LOOK_SECONDS, Console, later, region, said, show_rows, table, words
 from .domainview import TABLES, DomainStatus, DomainView, rows_of
 
 ANSWER_SECONDS: Final = 2.0
@@ -43,13 +43,14 @@ class _DomainPage:
         self._busy = False
         self._title = words("p", "", "jbi-name")
         self._problem = words("p", "", "jbi-problem").props("role=status")
-        self._tables = {}
-        for title, heads in TABLES.items():
-            with region(title):
-                if title in NOTES:
-                    words("p", NOTES[title], "jbi-note")
-                columns = [(head, f"{'#' * (head[0] == '#')}{head.lstrip('#').capitalize()}") for head in heads]
-                self._tables[title] = table(columns, empty="None", rows=ROWS)
+        self._parts, self._tables = later(), {}
+        with self._parts:
+            for title, heads in TABLES.items():
+                with region(title):
+                    if title in NOTES:
+                        words("p", NOTES[title], "jbi-note")
+                    columns = [(head, f"{'#' * (head[0] == '#')}{head.lstrip('#').capitalize()}") for head in heads]
+                    self._tables[title] = table(columns, empty="None", rows=ROWS)
         ui.timer(0.1, self._look, once=True)
         ui.timer(LOOK_SECONDS, self._look)
 
@@ -72,3 +73,4 @@ class _DomainPage:
         for title, rows in rows_of(found).items():
             heads = ("key", *TABLES[title])
             show_rows(self._tables[title], [dict(zip(heads, (n, *row), strict=True)) for n, row in enumerate(rows)])
+        self._parts.set_visibility(True)

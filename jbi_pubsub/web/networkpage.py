@@ -14,7 +14,7 @@ from nicegui import ui
 
 from jbi_pubsub.protocol.status.networks import NetworksStatus, PeerStatus
 
-from .console import LOOK_SECONDS, Canvas, Console, region, show_rows, table, tell, words
+from .console import LOOK_SECONDS, Canvas, Console, later, region, show_rows, table, tell, words
 from .federation import LINKS_MOST, NETWORK, Server, Snapshot
 from .networkpicture import network_picture, state_of_link
 from .picture import per_second
@@ -86,27 +86,28 @@ class _NetworksPage:
         with ui.element("div").classes("jbi-form"):
             self._which = ui.select({}, label="Node").classes("jbi-grow")
         self._problem = words("p", "", "jbi-problem").props("role=status")
-        with ui.element("div").classes("jbi-wide"):
-            self._wide = Canvas()
-        with ui.element("div").classes("jbi-narrow"):
-            self._narrow = Canvas()
-        words("p", "On the arrows: datagrams sent per second, and the part of each node's datagrams that did not come "
-              "lately. What is lost is asked for again.", "jbi-note")  # fmt: skip
-        with region("Links"):
-            self._links = table(
-                (("name", "Network"), ("place", "Where"), ("nodes", "#Nodes"), ("sent", "#Sent"),
-                 ("received", "#Received"), ("again", "#Sent again"), ("rate", "#Rate"), ("waiting", "#Waiting"),
-                 ("trouble", "Trouble")), empty="No network",
-            )  # fmt: skip
-        with region("Nodes heard"):
-            self._peers = table(
-                (("name", "Node"), ("id", "Id"), ("network", "Network"), ("heard", "#Last heard"), ("loss", "#Lost"),
-                 ("registrations", "#Registrations"), ("roles", "Does"), ("addresses", "Addresses")),
-                empty="Nobody is heard", rows=ROWS,
-            )  # fmt: skip
-            self._unseen = words("p", "", "jbi-note")
-        with ui.element("div").classes("jbi-plots"):
-            self._plots = [(SeriesPlot(title), series) for title, series in PLOTS]
+        with later() as self._parts:
+            with ui.element("div").classes("jbi-wide"):
+                self._wide = Canvas()
+            with ui.element("div").classes("jbi-narrow"):
+                self._narrow = Canvas()
+            words("p", "On the arrows: datagrams sent per second, and the part of each node's datagrams that did not "
+                  "come lately. What is lost is asked for again.", "jbi-note")  # fmt: skip
+            with region("Links"):
+                self._links = table(
+                    (("name", "Network"), ("place", "Where"), ("nodes", "#Nodes"), ("sent", "#Sent"),
+                     ("received", "#Received"), ("again", "#Sent again"), ("rate", "#Rate"), ("waiting", "#Waiting"),
+                     ("trouble", "Trouble")), empty="No network",
+                )  # fmt: skip
+            with region("Nodes heard"):
+                self._peers = table(
+                    (("name", "Node"), ("id", "Id"), ("network", "Network"), ("heard", "#Last heard"),
+                     ("loss", "#Lost"), ("registrations", "#Registrations"), ("roles", "Does"),
+                     ("addresses", "Addresses")), empty="Nobody is heard", rows=ROWS,
+                )  # fmt: skip
+                self._unseen = words("p", "", "jbi-note")
+            with ui.element("div").classes("jbi-plots"):
+                self._plots = [(SeriesPlot(title), series) for title, series in PLOTS]
         self._which.on_value_change(self._look)
         self._look()
         ui.timer(LOOK_SECONDS, self._look)
@@ -119,6 +120,8 @@ class _NetworksPage:
             value = self._which.value if self._which.value in titles else next(iter(titles), None)
             self._which.set_options(titles, value=value)
         chosen = nodes.get(self._which.value)
+        for each in (self._which, self._parts):
+            each.set_visibility(chosen is not None)
         if chosen is None:
             note = "No node has networks: [network.NAME] in its configuration makes one"
             tell(self._problem, shot.problem or note, calm=not shot.problem)

@@ -1,4 +1,4 @@
-"""The page of one node: what `jbi node`, `types`, `archive delete` and `users` do, in a browser.
+"""The page of one node: what `jbi node`, `types` and `users` do, in a browser.
 
 There with [web] admin alone, and then the node itself decides whether this process may `administer`: what it refuses is
 said, and nothing of it is shown. All that it tells are others' words, and shown as text. What changes something asks
@@ -21,11 +21,10 @@ from jbi_pubsub.core.errors import ConfigurationError, JbiError, ProtocolError, 
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.policy.users import Account, check_name, read_accounts, write_accounts
-from jbi_pubsub.protocol.requests import QueryRequest
-from jbi_pubsub.protocol.services import HistoryProxy, TypesProxy
+from jbi_pubsub.protocol.services import TypesProxy
 
 from .administration import ConfirmedActions
-from .console import Console, NodeClient, action, add_action, region, said, show_rows, table, tell, words
+from .console import Console, NodeClient, action, add_action, later, region, said, show_rows, table, tell, words
 from .federation import ANSWER_SECONDS
 from .objects import shown
 
@@ -37,9 +36,6 @@ LINES: Final = 40
 """Lines of the log that are shown."""
 TEXT_MOST: Final = 200
 """Characters of what the node tells in one place."""
-STORED: Final = 20
-"""Objects of an archive that are shown."""
-QUERY_SECONDS: Final = 10.0
 NO_NODE: Final = "No node runs in this federation: a delegate alone is none. The command jbi node start starts one."
 NO_USERS: Final = "No password file: [policy] users of this console's configuration names it"
 SETTINGS: Final = (
@@ -84,9 +80,7 @@ class _Page:
         with ui.element("div").classes("jbi-form"):
             self.which = ui.select({}, label="Node").classes("jbi-grow")
         self.problem = words("p", "", "jbi-problem").props("role=status")
-        self.parts = ui.element("div")
-        self.parts.set_visibility(False)
-        with self.parts:
+        with later() as self.parts:
             self._build_parts()
             self.doing = ConfirmedActions(console)
         self.sequences.on("look", self._look_on)
@@ -120,7 +114,7 @@ class _Page:
         self._build_settings()
 
     def _build_kept(self) -> None:
-        """Types, stored objects, users."""
+        """Types, users, and the way to stored objects."""
         with region("Types"):
             self.types = table(
                 (("name", "Type"), ("state", "State"), ("by", "Added by"), ("remove", "Remove")),
@@ -130,15 +124,7 @@ class _Page:
             schema = ui.textarea("Schema (XSD) of a new type").props("maxlength=1000000").classes("jbi-code")
             action("Add it", on_click=lambda: self._add_type(schema.value or ""))
         with region("Stored objects"):
-            with ui.element("div").classes("jbi-form"):
-                self.stored_type = ui.input("Type (none: all)").props("maxlength=200").classes("jbi-grow")
-                self.predicate = ui.input("Predicate").props("maxlength=2000").classes("jbi-grow")
-                action("Show the newest", on_click=self._browse)
-            self.stored = table(
-                (("id", "Id"), ("type", "Type"), ("size", "#Payload"), ("metadata", "Metadata"), ("delete", "Delete")),
-                empty="None is shown", whole=("id",), lines=("metadata",),
-            )  # fmt: skip
-            _button(self.stored, "delete", "delete", "Delete")
+            ui.link("Search the archives, and delete", "/archive")
         with region("Users"):
             self.users = table((("name", "User"), ("drop", "Remove")), empty=NO_USERS, rows=ROWS)
             _button(self.users, "drop", "drop", "Remove")
@@ -147,7 +133,6 @@ class _Page:
                 self.password = ui.input("Password", password=True).props("maxlength=1000 autocomplete=new-password")
                 action("Add, or change the password", on_click=self._add_user)
         self.types.on("remove", self._remove_type)
-        self.stored.on("delete", self._delete)
         self.users.on("drop", self._remove_user)
 
     def _build_settings(self) -> None:
@@ -247,31 +232,6 @@ class _Page:
             f"Add a type by these {len(data):,} bytes of schema?", added,
             lambda ref: self._of_types(ref, lambda t: t.add("type", bundle, None, "")).type,
         )  # fmt: skip
-
-    async def _browse(self) -> None:
-        asked = (self.stored_type.value or "").strip(), (self.predicate.value or "").strip()
-        try:
-            found, partial = await self.console.call(self.console.objects.stored, *asked, STORED, QUERY_SECONDS)
-        except JbiError as exc:
-            show_rows(self.stored, [])
-            self.doing.tell(f"Nothing found: {said(exc)}")
-            return
-        if partial:
-            self.doing.tell(f"Archives that did not answer to the end: {', '.join(partial)}")
-        show_rows(self.stored, [_object_row(each) for each in found])
-
-    async def _delete(self, event: GenericEventArguments) -> None:
-        wanted = str(event.args)
-
-        def delete(ref: ServiceRef) -> int:
-            proxy = HistoryProxy(ref, self.console.config.security(), timeout=ANSWER_SECONDS)
-            try:
-                return proxy.delete(QueryRequest(object_ids=(wanted,)), QUERY_SECONDS).count
-            finally:
-                proxy.close()
-
-        await self._do(f"Delete {wanted} from this node's archive, for good?", "Deleted {} of it.", delete)
-        await self._browse()
 
     async def _add_user(self) -> None:
         name, password = self.user.value or "", self.password.value or ""

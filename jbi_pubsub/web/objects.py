@@ -3,11 +3,14 @@ Knows no browser."""
 
 from __future__ import annotations
 
+import codecs
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Final
 
 from lxml import etree
@@ -28,6 +31,9 @@ PAYLOAD_SHOWN: Final = 2_000
 """Characters of a payload."""
 METADATA_SHOWN: Final = 200_000
 """Characters of metadata."""
+LEAVES_MOST: Final = 30
+BRIEF: Final = 300
+"""Characters of metadata in a list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,9 @@ class ObjectView:
     payload: str
     size: int
     places: tuple[Location, ...]
+    published: float
+    brief: str
+    """Leaves of the metadata, "name: text", as many as fit in BRIEF."""
 
 
 @dataclass(eq=False, slots=True)
@@ -64,6 +73,8 @@ class Objects:
         """One watch begins or ends at a time; nobody waits for it who reads."""
         self._adapter: SubscriberAdapter | None = None
         self._watches: dict[tuple[str, str], _Watch] = {}
+        self._queries = 0
+        """Those under way; of `_changing`."""
 
     def watch(self, name: str, version: str, terms: Mapping[str, Any] | None = None, *, registration: str = "") -> None:
         """One more looks at that type, or, by `terms`, as `register_subscriber` takes them, at what (name, version) is
@@ -101,7 +112,7 @@ class Objects:
                 if watch.viewers:
                     return
                 del self._watches[name, version]
-                last = not self._watches
+                last = not self._watches and not self._queries
             assert self._adapter is not None
             assert watch.uid is not None
             if last:
@@ -115,18 +126,31 @@ class Objects:
             watch = self._watches.get((name, version))
             return (list(watch.seen)[::-1], watch.came) if watch is not None else ([], 0)
 
-    def stored(self, name: str, predicate: str, most: int, seconds: float) -> tuple[list[ObjectView], tuple[str, ...]]:
-        """The newest archived objects of a type that match, and which archives did not answer. Raises as a query."""
+    def stored(self, name: str, conditions: Mapping[str, Any]) -> tuple[list[ObjectView], tuple[str, ...]]:
+        """Archived objects of a type ("": any) under conditions, as `open_query` takes them, and which archives did not
+        answer. Raises as a query."""
+        with self._asking() as adapter, adapter.open_query(name or None, **conditions) as query:
+            now = self._wall()
+            return [looked_at(obj, now) for obj in query], query.partial
+
+    def get(self, object_id: str, seconds: float) -> InfoObject:
+        """An archived object, wherever it is. Raises as the adapter's `get`."""
+        with self._asking() as adapter:
+            return adapter.get(object_id, seconds)
+
+    @contextmanager
+    def _asking(self) -> Iterator[SubscriberAdapter]:
+        """The adapter for a query, which goes with the last of its users."""
         with self._changing:
-            adapter = self._adapter or SubscriberAdapter(self._config, name="console")
-            try:
-                asked: dict[str, Any] = {"predicate": predicate or None, "order": "newest", "limit": most}
-                with adapter.open_query(name or None, timeout=seconds, **asked) as query:
-                    now = self._wall()
-                    return [looked_at(obj, now) for obj in query], query.partial
-            finally:
-                if adapter is not self._adapter:
-                    adapter.close()
+            self._queries += 1
+            adapter = self._adapter = self._adapter or SubscriberAdapter(self._config, name="console")
+        try:
+            yield adapter
+        finally:
+            with self._changing:
+                self._queries -= 1
+                if not self._watches and not self._queries:
+                    self._end()
 
     def close(self) -> None:
         """End all."""
@@ -150,8 +174,11 @@ class Objects:
 def looked_at(obj: InfoObject, now: float) -> ObjectView:
     """An object as it is shown; `now` is in seconds of the epoch."""
     where: tuple[Location, ...] = ()
+    brief = ""
     try:
         root = parse_metadata(obj.metadata)
+        leaves = islice((e for e in root.iter("*") if len(e) == 0 and (e.text or "").strip()), LEAVES_MOST)
+        brief = ", ".join(f"{etree.QName(e).localname}: {' '.join((e.text or '').split())}" for e in leaves)
         where = tuple(places(root))
         etree.indent(root)
         metadata = etree.tostring(root, encoding="unicode")
@@ -168,6 +195,8 @@ def looked_at(obj: InfoObject, now: float) -> ObjectView:
         payload=payload_shown(_begun(obj)),
         size=size,
         places=where,
+        published=obj.platform.published,
+        brief=shown(brief, BRIEF),
     )
 
 
@@ -181,11 +210,14 @@ def payload_shown(payload: bytes) -> str:
     """Its beginning, as text if it is one, else as hexadecimal."""
     if not payload:
         return "(none)"
-    head = payload[:PAYLOAD_SHOWN]
     try:
-        return shown(head.decode("utf-8", "strict" if len(payload) <= PAYLOAD_SHOWN else "ignore"), PAYLOAD_SHOWN)
+        whole = len(payload) <= PAYLOAD_SHOWN
+        head = codecs.getincrementaldecoder("utf-8")().decode(
+            payload[:PAYLOAD_SHOWN], whole
+        )  # a cut letter is left out
+        return shown(head, PAYLOAD_SHOWN)
     except UnicodeDecodeError:
-        return f"{head[:256].hex(' ')}{' …' if len(payload) > 256 else ''}"
+        return f"{payload[:256].hex(' ')}{' …' if len(payload) > 256 else ''}"
 
 
 def shown(text: str, most: int) -> str:

@@ -16,7 +16,7 @@ from jbi_pubsub.core.info_object import Cause
 from jbi_pubsub.lookup.status import LookupStatus
 from jbi_pubsub.protocol.status.delegate import DelegateOverview, PublishersStatus, SubscribersStatus
 
-from . import administration, clientpage, domainpage, explain, networkpage, nodepage, subscriptionpage
+from . import administration, archivepage, clientpage, domainpage, explain, networkpage, nodepage, subscriptionpage
 from .alarms import Alarm, alarms, full_queues
 from .console import (
     LOOK_SECONDS,
@@ -25,6 +25,7 @@ from .console import (
     Console,
     action,
     add_action,
+    later,
     mount,
     region,
     said,
@@ -59,6 +60,7 @@ def open_console(config: Config, observer: Observer, server: WebServer, nodes: C
     networkpage.build(console)
     domainpage.build(console)
     subscriptionpage.build(console)
+    archivepage.build(console)
     administration.build(console)
     clientpage.build(console)
     nodepage.build(console)
@@ -328,24 +330,24 @@ def _objects(console: Console, wanted: str) -> None:
         with ui.element("div").classes("jbi-form"):
             kinds = ui.select([], label="Type", with_input=False).classes("jbi-grow")
             button = action("Show its objects")
-        status = words("p", "Choose a type: a subscription is made for as long as this page is open.", "jbi-note")
-        status.props("role=status")
-        with ui.element("div").classes("jbi-pair"):
-            with region("Map") as map_:
-                where = Canvas()
-            with region("Object"):
-                about = words("p", "", "jbi-note")
-                metadata = words("pre", "", "jbi-code").props('tabindex=0 aria-label="Metadata"')
-                payload = words("pre", "", "jbi-code").props('tabindex=0 aria-label="Payload"')
-        rows = table(
-            (("time", "Published"), ("sequence", "#Number"), ("age", "#Age on arrival"), ("size", "#Payload"),
-             ("where", "Where"), ("id", "Id"), ("look", "Look")), empty="No object has come yet", whole=("id",),
-        )  # fmt: skip
-        add_action(
-            rows, "look",
-            """<q-btn flat dense no-caps color="primary" label="Look" :aria-label="'Look at ' + props.row.id"
-               @click="() => $parent.$emit('look', props.row.key)" />""",
-        )  # fmt: skip
+        status = words("p", "Choose a type: this page subscribes to it.", "jbi-note").props("role=status")
+        with later() as parts:
+            with ui.element("div").classes("jbi-pair jbi-live"):
+                with region("Map") as map_:
+                    where = Canvas()
+                with region("Object"):
+                    about = words("p", "", "jbi-note")
+                    metadata = words("pre", "", "jbi-code").props('tabindex=0 aria-label="Metadata"')
+                    payload = words("pre", "", "jbi-code").props('tabindex=0 aria-label="Payload"')
+            rows = table(
+                (("time", "Published"), ("sequence", "#Number"), ("age", "#Age on arrival"), ("size", "#Payload"),
+                 ("where", "Where"), ("id", "Id"), ("look", "Look")), empty="No object has come yet", whole=("id",),
+            )  # fmt: skip
+            add_action(
+                rows, "look",
+                """<q-btn flat dense no-caps color="primary" label="Look" :aria-label="'Look at ' + props.row.id"
+                   @click="() => $parent.$emit('look', props.row.key)" />""",
+            )  # fmt: skip
 
         def look() -> None:
             known = disseminators(console.observer.snapshot())
@@ -357,6 +359,7 @@ def _objects(console: Console, wanted: str) -> None:
             if state["watched"] is None:
                 return
             seen, came = console.objects.last(*state["watched"])
+            parts.set_visibility(bool(seen))
             if (came, state["selected"]) == state["came"]:
                 return
             state["came"] = (came, state["selected"])
@@ -404,7 +407,6 @@ def _objects(console: Console, wanted: str) -> None:
         rows.on("look", choose)
         button.on_click(watch)
         ui.context.client.on_delete(leave)
-        map_.set_visibility(False)
         look()
         ui.timer(LOOK_SECONDS, look)
 

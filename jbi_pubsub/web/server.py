@@ -34,6 +34,7 @@ from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.core.wire.places import PortPlace, has_more, peer_of, room, share_of
 
 from .gate import ENTER, Gate, Receive, Scope, Send
+from .logins import LOGIN, Logins
 from .replies import problem_reply
 
 log = logging.getLogger("jbi_pubsub.web")
@@ -150,12 +151,18 @@ class WebServer(HttpServer):
         ended: Callable[[], None] = lambda: None,
     ) -> None:
         """`entered` is called, on the server's thread, when a browser has used the token: `url` is the next one's; the
-        rest, and what it raises, as HttpServer."""
+        rest, and what it raises, as HttpServer; PolicyError, too."""
         web = config.web
         super().__init__(config, web.host, web.port, section="web", ended=ended)
+        self._logins: Logins | None = None
+        try:
+            self._logins = Logins.of(config)
+        except BaseException:
+            self.stop()
+            raise
         self.gate = Gate(
             port=self.port, secure=self._tls is not None, names=(web.host, socket.gethostname(), *web.names),
-            entered=entered,
+            logins=self._logins, entered=entered,
         )  # fmt: skip
         self.app = FastAPI(title="jbi-pubsub", docs_url=None, redoc_url=None, openapi_url=None)
 
@@ -163,6 +170,17 @@ class WebServer(HttpServer):
     def url(self) -> str:
         """URL that lets one browser in."""
         return f"{self.address}{ENTER}?token={self.gate.token}"
+
+    @property
+    def login_url(self) -> str:
+        """URL of the form for users with a password; "" where there are none."""
+        return f"{self.address}{LOGIN}" if self._logins is not None else ""
+
+    def stop(self) -> None:
+        """See HttpServer."""
+        super().stop()
+        if self._logins is not None:
+            self._logins.close()
 
     def add(self, router: APIRouter, *, session: bool = True) -> None:
         """More paths, before `start`; they need a session, like the console's. Without `session` these very paths (no

@@ -18,7 +18,7 @@ from jbi_pubsub.core.values import converted
 from jbi_pubsub.protocol.services import SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS, SubscriptionsProxy
 from jbi_pubsub.protocol.status.delegate import ListedSubscription
 
-from .console import SEARCH_MOST, Console, add_action, region, said, search_field, show_rows, table, words
+from .console import SEARCH_MOST, Console, add_action, later, region, said, search_field, show_rows, table, words
 from .explain import ExplainForm, readable
 from .federation import ANSWER_SECONDS, HISTORY_SECONDS, disseminators, harmless
 from .plots import SeriesPlot
@@ -70,24 +70,25 @@ class _ListPage:
         with ui.element("div").classes("jbi-form"):
             self._at = ui.select({"": "all servers", **known}, value=server if server in known else "", label="Server")
             self._order = ui.select(ORDERS, value=order, label="Order")
-        self._found = words("p", "", "jbi-note").props("role=status")
-        self._rows = rows = table(
-            (("name", "Subscriber"), ("id", "Id"), ("server", "At"), ("wanted", "Wants"), ("matched", "#Matched"),
-             ("delivered", "#Delivered"), ("waiting", "#Waiting"), ("lost", "#Lost"), ("go", "Go to")),
-            empty="No subscription", whole=("id", "server"), lines=("wanted",), rows=ROWS, searched=False,
-        )  # fmt: skip
-        rows.props(':rows-per-page-options="[25]"')
-        links = _link("Look", "subscription?uid=")
-        if console.admin:
-            links += f" {_link('Cancel', 'administration?cancel=')}"
-        add_action(rows, "go", links)
-        with region("Durable subscriptions"):
-            self._durables = table(
-                (("name", "Name"), ("server", "Archive at"), ("open", "Open"), ("position", "#Has"), ("end", "#Of"),
-                 ("unacknowledged", "#Unacknowledged"), ("ends", "#Ends in")),
-                empty="No archive keeps one", rows=ROWS,
+        self._found = words("p", "Asking the servers.", "jbi-note").props("role=status")
+        with later() as self._parts:
+            self._rows = rows = table(
+                (("name", "Subscriber"), ("id", "Id"), ("server", "At"), ("wanted", "Wants"), ("matched", "#Matched"),
+                 ("delivered", "#Delivered"), ("waiting", "#Waiting"), ("lost", "#Lost"), ("go", "Go to")),
+                empty="No subscription", whole=("id", "server"), lines=("wanted",), rows=ROWS, searched=False,
             )  # fmt: skip
-            self._troubles = words("p", "", "jbi-note").props("role=status")
+            rows.props(':rows-per-page-options="[25]"')
+            links = _link("Look", "subscription?uid=")
+            if console.admin:
+                links += f" {_link('Cancel', 'administration?cancel=')}"
+            add_action(rows, "go", links)
+            with region("Durable subscriptions"):
+                self._durables = table(
+                    (("name", "Name"), ("server", "Archive at"), ("open", "Open"), ("position", "#Has"), ("end", "#Of"),
+                     ("unacknowledged", "#Unacknowledged"), ("ends", "#Ends in")),
+                    empty="No archive keeps one", rows=ROWS,
+                )  # fmt: skip
+                self._troubles = words("p", "", "jbi-note").props("role=status")
         rows.on("request", self._turn, args=["pagination"])
         for field in (self._search, self._at, self._order):
             field.on_value_change(self._again)
@@ -113,6 +114,7 @@ class _ListPage:
             self._rows.pagination = dict(page)
             missing = f"; {len(silent)} servers do not answer" if silent else ""
             self._found.text = f"{total:,} subscriptions{missing}"
+            self._parts.set_visibility(True)
         finally:
             self._is_busy = False
 
@@ -138,29 +140,30 @@ class _SubscriptionPage:
         self._waiting = Gauge(HISTORY_SECONDS)
         self._name = words("p", uid, "jbi-name")
         self._problem = words("p", "", "jbi-problem").props("role=status")
-        with region("Wants"):
-            self._template = words("p", "", "jbi-name")
-            self._predicate = words("pre", "", "jbi-code").props('tabindex=0 aria-label="Predicate"')
-            self._filter = words("pre", "", "jbi-code").props('tabindex=0 aria-label="Payload filter"')
-        with region("At each server"):
-            self._servers = table(
-                (("server", "Server"), ("matched", "#Matched"), ("delivered", "#Delivered"), ("waiting", "#Waiting"),
-                 ("bound", "#Queue holds"), ("policy", "When it is full"), ("qos", "Quality of service"),
-                 ("failed", "Failed evaluations")),
-                empty="No server has it", searched=False,
-            )  # fmt: skip
-        with region("Losses"):
-            self._losses = table(
-                (("cause", "Cause"), ("count", "#Objects"), ("do", "What to do")), empty="Nothing was lost",
-                searched=False,
-            )  # fmt: skip
-        with ui.element("div").classes("jbi-plots"):
-            self._rates, self._queue = SeriesPlot("Objects per second"), SeriesPlot("Waiting")
-        with region("Explain"):
-            words("p", "Paste metadata of an object to see whether this subscription gets it, and why.", "jbi-note")
-            ExplainForm(console, lambda: uid)
-        if console.admin:
-            ui.link("Cancel this subscription", f"/administration?cancel={quote(uid, safe='')}")
+        with later() as self._parts:
+            with region("Wants"):
+                self._template = words("p", "", "jbi-name")
+                self._predicate = words("pre", "", "jbi-code").props('tabindex=0 aria-label="Predicate"')
+                self._filter = words("pre", "", "jbi-code").props('tabindex=0 aria-label="Payload filter"')
+            with region("At each server"):
+                self._servers = table(
+                    (("server", "Server"), ("matched", "#Matched"), ("delivered", "#Delivered"),
+                     ("waiting", "#Waiting"), ("bound", "#Queue holds"), ("policy", "When it is full"),
+                     ("qos", "Quality of service"), ("failed", "Failed evaluations")),
+                    empty="No server has it", searched=False,
+                )  # fmt: skip
+            with region("Losses"):
+                self._losses = table(
+                    (("cause", "Cause"), ("count", "#Objects"), ("do", "What to do")), empty="Nothing was lost",
+                    searched=False,
+                )  # fmt: skip
+            with ui.element("div").classes("jbi-plots"):
+                self._rates, self._queue = SeriesPlot("Objects per second"), SeriesPlot("Waiting")
+            with region("Explain"):
+                words("p", "Paste metadata of an object to see whether this subscription gets it, and why.", "jbi-note")
+                ExplainForm(console, lambda: uid)
+            if console.admin:
+                ui.link("Cancel this subscription", f"/administration?cancel={quote(uid, safe='')}")
         ui.timer(0.1, self._look, once=True)
         ui.timer(CURVE_SECONDS, self._look)
 
@@ -174,6 +177,7 @@ class _SubscriptionPage:
         silence = f"{len(silent)} servers do not answer" if silent else ""
         self._problem.text = silence if rows else "No server has this subscription now"
         if rows:
+            self._parts.set_visibility(True)
             self._show(rows)
 
     def _show(self, rows: list[tuple[str, ListedSubscription]]) -> None:

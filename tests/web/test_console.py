@@ -34,8 +34,8 @@ TYPE: Final = "mil.af.rl.jbi.Intel_Imagery"
 HOSTILE: Final = "<img src=x onerror=alert(1)></script>"
 SUBSCRIPTIONS: Final = 30
 PAGES: Final = (
-    "", "servers", "subscriptions", "plots", "networks", "domains", "objects", "explain", "administration", "node",
-    "client",
+    "", "servers", "subscriptions", "plots", "networks", "domains", "objects", "archive", "explain", "administration",
+    "node", "client",
 )  # fmt: skip
 
 WIDER: Final = """() => [...document.querySelectorAll('#app *')].filter(e => {
@@ -61,6 +61,12 @@ OVERLAPPING: Final = """() => {
 """Texts of the picture that lie on each other, or go beyond their box."""
 
 
+SHIFTED: Final = """window.shifted = 0;
+new PerformanceObserver(list => list.getEntries().forEach(e => { if (!e.hadRecentInput) window.shifted += e.value; }))
+    .observe({type: 'layout-shift', buffered: true});"""
+"""Script that sums up the layout shifts of a page (W3C Layout Instability; good is below 0.1)."""
+
+
 @dataclass
 class Watched:
     """A console over a federation, and what its browser has noticed."""
@@ -82,6 +88,7 @@ class Watched:
         page = self.context.new_page()
         page.set_viewport_size({"width": width, "height": 800})
         page.emulate_media(color_scheme=scheme)
+        page.add_init_script(SHIFTED)
         page.set_default_timeout(60_000)
         page.on("console", lambda m: self.troubles.append(m.text) if m.type in ("error", "warning") else None)
         page.on("pageerror", lambda e: self.troubles.append(str(e)))
@@ -156,6 +163,30 @@ def test_every_page_fits_its_window(console: Watched, width: int, scheme: str, t
         assert dark == ("rgb(18, 23, 29)" if scheme == "dark" else "rgb(255, 255, 255)")
         page.screenshot(path=Path(os.environ.get("SCREENSHOTS", tmp_path)) / f"{name or 'overview'}-{width}.png")
         page.close()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_what_comes_later_moves_nothing_that_is_there(console: Watched, width: int) -> None:
+    known = {
+        "subscriptions": ", rome", "domains": ", rome", f"subscription?uid={console.uid}": "//lat > 33",
+        "": ", rome", "servers": ", rome",
+    }  # fmt: skip
+    for name in (*PAGES, f"subscription?uid={console.uid}"):
+        page = console.open(name, width=width)
+        if name in known:
+            page.wait_for_function("text => document.querySelector('main').textContent.includes(text)", arg=known[name])
+        page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        assert page.evaluate("window.shifted") < 0.1, name
+        page.close()
+    # Expect the same when objects come on a page that waits for them
+    page = console.open(f"objects?type={TYPE} 1.0", width=width)
+    page.get_by_role("button", name="Show its objects").click()
+    page.get_by_text("0 objects have come").wait_for()
+    for number in range(3):
+        metadata = console.figures.metadata(Area="x" * 1_000 * number, lat="35.5", long="69.5")
+        console.camera.publish(console.registration, metadata, b"payload")
+        page.get_by_text(f"{number + 1} objects have come").wait_for()
+    assert page.evaluate("window.shifted") < 0.1
 
 
 def test_the_overview_shows_who_publishes_what_to_whom(console: Watched) -> None:

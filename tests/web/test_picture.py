@@ -146,6 +146,9 @@ def test_an_object_is_shown_as_text_whatever_it_holds() -> None:
     assert payload_shown(b"\xff\x00" * 1000).startswith("ff 00 ff 00")
     assert payload_shown("ä".encode() * 10_000).startswith("äää")
     assert payload_shown(b"") == "(none)"
+    # Expect a long payload that is no text to be shown as bytes, and metadata in a line by their leaves
+    assert payload_shown(b"PNG \xff" + b"a" * 10_000).startswith("50 4e 47 20 ff")
+    assert seen(b"<m xmlns='u:v'><a> 1\n 2 </a><b><c>x</c></b><d/></m>").brief == "a: 1 2, c: x"
 
 
 def test_an_answer_that_makes_no_sense_is_said_to_be_none() -> None:

@@ -21,7 +21,7 @@ from jbi_pubsub.web.server import CONNECTIONS_MOST, WebServer
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
 
 
-def _router() -> APIRouter:
+def router() -> APIRouter:
     router = APIRouter()
 
     @router.get("/")
@@ -57,7 +57,7 @@ def serving(fixtures: Any) -> Iterator[Callable[..., WebServer]]:
             config = msgspec.structs.replace(fixtures.test_config(), web=WebSection(port=0, **web))
             server = WebServer(config)
             stack.callback(server.stop)
-            server.add(_router())
+            server.add(router())
             server.add(_unsubscribe(), session=False)
             server.start()
             return server
@@ -232,7 +232,7 @@ def test_a_page_runs_the_scripts_of_its_template_alone(server: WebServer) -> Non
             headers = ask(server, path, Cookie=cookie)[2]
             assert headers["X-Frame-Options"] == "DENY"
             assert headers["X-Content-Type-Options"] == "nosniff"
-            assert headers["Referrer-Policy"] == "no-referrer"
+            assert headers["Referrer-Policy"] == "same-origin"
             assert headers["Cache-Control"] == "no-store"
             assert "server" not in headers
     # Expect what a proxy would say to be nobody's word
