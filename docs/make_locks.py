@@ -17,7 +17,7 @@ nobody, and take no other lock. Three rules go with the list:
 
 - Decide under the lock, act after it, and look again.
 - Under a lock that others need, call no other process and no callback, and wait for no disk.
-- What is done after a lock is keyed by what it was decided for (an id, a number), not by what is there by then.
+- What is done after a lock is keyed by what it was decided for (an id, a number), not by the state at that time.
 
 The list is made from what the tests have seen (`docs/make_locks.py`), the outermost first; `depth` is how many locks may be
 held by then. With `JBI_LOCK_ORDER=1` a test fails in which a circle comes up; `make check` runs so.
