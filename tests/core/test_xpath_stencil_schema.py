@@ -177,6 +177,50 @@ def test_what_a_wildcard_takes_is_skipped_if_it_is_well_formed_and_unknown(insid
         assert (traced._root is None) == is_read
 
 
+REPEATED = b"""<xs:schema xmlns:xs="http://www.w3.org/2001/XMLSchema" xmlns:jbi="urn:jbi:codegen:1"><xs:element name="r">
+<xs:complexType><xs:sequence><xs:element name="who" type="xs:string"/>
+<xs:element name="t" jbi:variance="variant" maxOccurs="unbounded"><xs:complexType><xs:sequence>
+ <xs:element name="v" type="xs:int"/>
+ <xs:any namespace="##other" processContents="lax" minOccurs="0" maxOccurs="unbounded"/></xs:sequence></xs:complexType>
+</xs:element><xs:element name="end" type="xs:int" jbi:variance="variant"/></xs:sequence></xs:complexType></xs:element>
+</xs:schema>"""
+
+
+@pytest.mark.parametrize(
+    ("second", "is_known"),
+    [
+        pytest.param("<t><v>2</v><o:a n='1'><b>x</b></o:a></t>", True, id="as it has to be"),
+        pytest.param("<t><v>2</v><o:a n='1'><b>x</b></o:a></t><t><v>3</v></t><t><v>4</v><o:y/></t>", True, id="again"),
+        pytest.param("<t><v>2</v><o:a></o:b></t>", False, id="tags that do not match"),
+        pytest.param("<t><v>2</v><o:a n='1' n='2'/></t>", False, id="an attribute twice"),
+        pytest.param("<t><v>x</v><o:a/></t>", False, id="a wrong value beside it"),
+    ],
+)
+def test_what_a_wildcard_takes_is_told_in_each_part_that_comes_again(second: str, is_known: bool) -> None:
+    # Given a type whose parts come again and again, each with elements that a lax wildcard takes
+    kind = open_type(read_bundle(REPEATED, marks=b'{"root": "r"}'))
+    document = '<r xmlns:o="urn:o"><who>a</who><t><v>%d</v><o:z%d n="1">1</o:z%d></t>%s<end>%d</end></r>'
+    known = [(document % (n, n, n, "<t><v>7</v></t>" * (n % 3), n)).encode() for n in range(8)]
+    conformity, plain = (Conformity(kind, kind.entries(parse_metadata(known[0])), validate=True) for _ in "12")
+    conformity._known.learn(known)
+    # Expect the validator's answer for another one
+    other = (document % (5, 9, 9, second, 6)).encode()
+    assert (conformity._known.trace(other) is not None) == is_known
+    assert outcome(conformity, other) == outcome(plain, other)
+    # and of what is read, inside such parts and behind them, what the parser reads
+    paths = Paths()
+    for place in (("r", "t", "v"), ("r", "end"), ("r", "who")):
+        paths.slot(place, TEXT)
+    layout = paths.layout(EMPTY)
+    for _ in range(2 * is_known):
+        traced = conformity._known.trace(other)
+        assert traced is not None
+        assert traced.read(layout) == layout.read(parse_metadata(other))
+        for stencil in conformity._known.stencils:
+            conformity._known._read_more(stencil.missing)
+    assert not is_known or traced._root is None
+
+
 @pytest.mark.parametrize("piece", ["<![CDATA[x", "<?p ", "<?p ?", "&#", "<!--", "<o:a>", "<o:a/>", "]", "ATTRIBUTES"])
 def test_hostile_documents_take_time_in_proportion_to_their_bytes(piece: str) -> None:
     # Given a type with a wildcard, whose documents are known

@@ -10,36 +10,37 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from jbi_pubsub.core.documents.shape import COMMENT, DocumentElement, Particle
+from jbi_pubsub.core.documents.shape import COMMENT, DocumentElement
 
 MAX_LEVELS: Final = 4
 """Levels of elements in what a wildcard takes."""
-_TEXT: Final = rb"[ -%'-;=?-~\t\r\n\x80-\xff]"
+_TEXT: Final = rb"[ -%'-;=?-~\t\r\n\x80-\xff]*+"
 _VALUE: Final = rb"""(?:"[ !#-%'-;=?-~\x80-\xfc\xff]*+"|'[ -%(-;=?-~\x80-\xfc\xff]*+')"""
 _ELEMENT: Final = (
-    rb"<((?>%b)%b[A-Za-z_][A-Za-z0-9._-]*+)"
-    rb"(?:[ \t\r\n]++%b([A-Za-z_][A-Za-z0-9._-]*+)=%b(?![^<>]*?[ \t\r\n]\%d[ \t\r\n]*+=)){0,8}+[ \t\r\n]*+"
-    rb"(?:/>|>(?:%b++|%b%b)*+</\%d[ \t\r\n]*+>)"
+    rb"<(?P<e%(n)s>(?>%(prefixes)s)%(other)s[A-Za-z_][A-Za-z0-9._-]*+)"
+    rb"(?:[ \t\r\n]++%(other)s(?P<a%(n)s>[A-Za-z_][A-Za-z0-9._-]*+)=%(value)s"
+    rb"(?![^<>]*?[ \t\r\n](?P=a%(n)s)[ \t\r\n]*+=)){0,8}+[ \t\r\n]*+"
+    rb"(?:/>|>%(text)s(?:(?:%(inside)s%(comment)s)%(text)s)*+</(?P=e%(n)s)[ \t\r\n]*+>)"
 )
-"""An element of any name, with attributes and elements in it."""
+"""An element of any name, with attributes and elements in it. Its groups, which have names, tell the end tag, and an
+attribute that comes twice."""
 
 
-def foreign_content(shape: DocumentElement, content: Particle) -> tuple[bytes, bytes]:
-    """Expressions for all that a wildcard takes in an element: up to where it may end, and as it has to be."""
+def foreign_content(shape: DocumentElement, number: int) -> bytes:
+    """Expression for all that a wildcard takes in an element; `number`: no other one in an expression has it."""
+    content = shape.content
+    assert content is not None
     wildcard = content.foreign
     assert wildcard is not None
-    declared = [re.escape(tag.rpartition("}")[2]).encode() for tag in content.names]
-    ends = [b"/" + re.escape(shape.name) + rb"[ \t\r\n]*+>"]
-    ends += [rb"(?:[^ \t\r\n<>/:]*+:)?+%b[ \t\r\n/>]" % name for name in declared]
-    outside = rb"[^<]*+(?:<(?!%b)[^<]*+)*+" % b"|".join(ends)
-    names = [*declared, *(re.escape(name).encode() for name in sorted(wildcard.declared))]
-    other = rb"(?!(?:%b)[ \t\r\n/>=])" % b"|".join([*names, b"xmlns"])
+    declared = {tag.rpartition("}")[2] for tag in content.names} | wildcard.declared
+    names = [*(re.escape(name).encode() for name in sorted(declared)), b"xmlns"]
+    other = rb"(?!(?:%b)[ \t\r\n/>=])" % b"|".join(names)
     spaces = {b"" if prefix is None else re.escape(prefix).encode() + b":": uri for prefix, uri in shape.spaces.items()}
     taken = [prefix for prefix, uri in {b"": "", **spaces}.items() if wildcard.takes(f"{{{uri}}}x" if uri else "x")]
     inside = b""
     for level in range(MAX_LEVELS, 0, -1):
         prefixes = b"|".join(sorted(taken if level == 1 else {b"", *spaces}, reverse=True))
-        start = prefixes, other, other, _VALUE, 2 * level
-        inside = _ELEMENT % (*start, _TEXT, COMMENT, inside and b"|" + inside, 2 * level - 1)
-    text = _TEXT if wildcard.mixed else rb"[ \t\r\n\xfd]"
-    return outside, rb"(?:%b++|%b%b)*+" % (text, COMMENT, b"|" + inside if taken else b"")
+        parts = {b"n": b"%d_%d" % (number, level), b"prefixes": prefixes, b"other": other, b"inside": inside}
+        inside = _ELEMENT % {**parts, b"text": _TEXT, b"value": _VALUE, b"comment": COMMENT} + b"|"
+    text = _TEXT if wildcard.mixed else rb"[ \t\r\n\xfd]*+"
+    return rb"%b(?:(?:%b%b)%b)*+" % (text, inside if taken else b"", COMMENT, text)

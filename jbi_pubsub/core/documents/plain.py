@@ -26,13 +26,15 @@ _MARKS: Final = CDATA + REFERENCE
 _TO: Final = bytes.maketrans(b"".join(_SPECIAL.values()), _INSTEAD)
 _FROM: Final = bytes.maketrans(_INSTEAD, b"".join(_SPECIAL.values()))
 
-_SECTION: Final = re.compile(rb"<!\[CDATA\[(?![ \t\r\n]*+\]\]>)((?:[^\]<]++|\](?!\]>)|<(?!!\[))*+)\]\]>")
 _INSTRUCTION: Final = re.compile(
     rb"<\?(?![xX][mM][lL][\s?])[A-Za-z_][A-Za-z0-9._-]{0,99}"
     rb"(?:[ \t\r\n][ -;=>@-~\t\r\n\x80-\xf4]*+(?:\?++[ -;=@-~\t\r\n\x80-\xf4][ -;=>@-~\t\r\n\x80-\xf4]*+)*+)?+\?>"
 )
-"""Neither goes on behind the begin of another one, so that all are found in linear time."""
+"""None goes on behind the begin of another one, so that all are found in linear time."""
 _REFERENCE: Final = re.compile(rb"&(?:#(?:x([0-9A-Fa-f]{1,6})|([0-9]{1,7}))|(amp|lt|gt|quot|apos));")
+
+_BRACKET, _AMPERSAND = b"[&"
+"""Numbers of the bytes: `in` finds a number five times as fast as bytes."""
 
 HEAD: Final = 60
 """Bytes in which the XML declaration has its question marks; for instructions that end there nobody looks."""
@@ -42,11 +44,11 @@ def plain(data: bytes) -> bytes | None:
     """A document in plain form; None: it is no UTF-8, or has characters that no document may have."""
     if not data.isascii() and not _is_utf8(data):
         return None
-    if b"[" in data:
-        data = _SECTION.sub(_section, data)
+    if _BRACKET in data:
+        data = _without_sections(data)
     if data.find(b"?", HEAD) >= 0:
         data = _INSTRUCTION.sub(INSTRUCTION, data)
-    if b"&" in data:
+    if _AMPERSAND in data:
         data = _REFERENCE.sub(_reference, data)
     return data
 
@@ -64,8 +66,13 @@ def _is_utf8(data: bytes) -> bool:
     return "\ufffe" not in text and "\uffff" not in text
 
 
-def _section(found: re.Match[bytes]) -> bytes:
-    return CDATA + found[1].translate(_TO)
+def _without_sections(data: bytes) -> bytes:
+    first, *others = data.split(b"<![CDATA[")
+    made = [first]
+    for other in others:
+        text, end, rest = other.partition(b"]]>")
+        made += (CDATA, text.translate(_TO), rest) if end and text.strip() else (b"<![CDATA[", other)
+    return b"".join(made)
 
 
 def _reference(found: re.Match[bytes]) -> bytes:

@@ -112,29 +112,24 @@ class _Run(NamedTuple):
 
 
 class _Scope(NamedTuple):
-    """Findings of one expression; `foreign` are groups with what has to match there as a whole, `checked` those of its
-    runs with numbers that have to lie between bounds, or such groups."""
+    """Findings of one expression; `checked` are those of its runs with numbers that have to lie between bounds."""
 
     expression: re.Pattern[bytes]
     places: tuple[_Place, ...]
     bounds: tuple[_Bound, ...]
     runs: tuple[_Run, ...]
-    foreign: tuple[tuple[int, Callable[..., object]], ...]
     checked: tuple[_Run, ...]
 
     @property
     def is_checked(self) -> bool:
         """Whether something may not hold."""
-        return bool(self.bounds or self.foreign or self.checked)
+        return bool(self.bounds or self.checked)
 
     def holds(self, found: re.Match[bytes]) -> bool:
-        """Whether the numbers lie between their bounds, and what is foreign is well-formed."""
+        """Whether the numbers lie between their bounds."""
         for group, above, below, known in self.bounds:
             text = found[group]
             if text is not None and text not in known and not above < float(text) < below:
-                return False
-        for group, fits in self.foreign:
-            if found.end(group) > found.start(group) and not fits(found.string, *found.span(group)):
                 return False
         for group, each in self.checked:
             if not all(map(each.holds, each.expression.finditer(found.string, *found.span(group)))):
@@ -355,7 +350,8 @@ class _Writer:
         self._places: list[_Place] = []
         self._bounds: list[_Bound] = []
         self._runs: list[_Run] = []
-        self._foreign: list[tuple[int, Callable[..., object]]] = []
+        self._inner = 0
+        """Groups that only what is foreign has: they stay where others are left out."""
         self.invariants: list[int] = []
 
     def scope(self, body: bytes) -> _Scope:
@@ -365,8 +361,7 @@ class _Writer:
             raise OverflowError
         expression = re.compile(body.replace(_GROUP, b"("))
         checked = tuple(run for run in self._runs if run.each.is_checked)
-        found = tuple(self._places), tuple(self._bounds), tuple(self._runs), tuple(self._foreign)
-        return _Scope(expression, *found, checked)
+        return _Scope(expression, tuple(self._places), tuple(self._bounds), tuple(self._runs), checked)
 
     def element(self, shape: DocumentElement, above: Path, *, is_certain: bool) -> bytes:
         """One element; `is_certain`: it is always there."""
@@ -438,8 +433,7 @@ class _Writer:
             return gap + b"".join(inside)
         assert shape.content is not None
         children = {child.shape.tag: child for child in shape.children}
-        foreign = foreign_content(shape, shape.content) if shape.skips else None
-        model = _ContentGroups(children, shape.content.names, path, gap, foreign)
+        model = _ContentGroups(children, shape.content.names, path, gap, shape if shape.skips else None)
         return gap + model.body(shape.content)(self, True)
 
     def _text(self, shape: DocumentElement, path: Path) -> bytes:
@@ -467,11 +461,13 @@ class _Writer:
         self._groups += 1
         return _GROUP + written + b")"
 
-    def foreign(self, outside: bytes, inside: bytes) -> bytes:
-        """Expression for what is only looked at as a whole: it is as long as `outside` says, and as `inside` says."""
-        self._room[0] -= len(inside)
-        self._foreign.append((self._groups + 1, re.compile(inside).fullmatch))
-        return self._grouped(outside)
+    def foreign(self, shape: DocumentElement) -> bytes:
+        """Expression for what a wildcard takes in an element."""
+        content = foreign_content(shape, next(_numbers))
+        groups = content.count(b"(?P<")
+        self._groups += groups
+        self._inner += groups
+        return content
 
     def run(self, body: _Body, times: bytes) -> bytes:
         """Expression for what may come again and again."""
@@ -480,7 +476,9 @@ class _Writer:
         group = self._groups
         written = body(each, False)
         plain = b"(?:" + written.replace(_GROUP, b"(?:") + b")" + times
-        is_read = bool(each._places or each._bounds or each._runs or each._foreign)
+        self._groups += each._inner
+        self._inner += each._inner
+        is_read = bool(each._places or each._bounds or each._runs)
         if is_read:
             self._runs.append(_Run(group, each.scope(written)))
         if each.invariants:
@@ -492,13 +490,14 @@ class _Writer:
 
 
 class _ContentGroups(NamedTuple):
-    """A content model, with the children that were seen; the others can't come."""
+    """A content model, with the children that were seen; the others can't come. `foreign`: the element, if what its
+    wildcard takes is skipped."""
 
     children: dict[str, Child]
     named: frozenset[str]
     path: Path
     gap: bytes
-    foreign: tuple[bytes, bytes] | None
+    foreign: DocumentElement | None
 
     def body(self, particle: Particle) -> _Body:
         """Writer of a part of the model that can come."""
@@ -506,7 +505,7 @@ class _ContentGroups(NamedTuple):
             return self._times(self._child(self.children[particle.tag]), particle.least, particle.most)
         if particle.kind == "any" and self.foreign is not None:
             foreign = self.foreign
-            return lambda writer, _: writer.foreign(*foreign)
+            return lambda writer, _: writer.foreign(foreign)
         if particle.kind == "any":
             others = [child for tag, child in self.children.items() if tag not in self.named]
             return _sequence([self._times(self._child(c), c.least, None if c.many else 1) for c in others])
