@@ -1,12 +1,15 @@
 """The adapters for asyncio beside the blocking ones: CPU time of the application's process.
 
-    python benchmarks/aio.py [--rounds 5] [--count 10000] [--json]
+    python benchmarks/aio.py [--rounds 5] [--count 10000] [--alone] [--json]
 
 Lookup service and delegate run as processes. In this one a subscriber and a publisher are opened, blocking or of
 asyncio, in turns; the publisher is one through the delegate or a peer. Objects of figure 1 with 100 bytes are
 published one by one, or a lot in one call, and iterated by `objects`, LOT at a time so that no queue is full. The CPU
 time is that of this process, for both adapters. `ratio` is asyncio to blocking: the median of those of the rounds,
 the lowest and the highest.
+
+With `--alone` there is a blocking publisher in the process and nothing else, and no subscriber anywhere: `publish` and
+`publish_many` of `--count` different documents through the delegate, in turns. `ratio` is `publish` to `publish_many`.
 """
 
 from __future__ import annotations
@@ -109,6 +112,37 @@ async def awaited(config: Config, is_peer: bool, is_many: bool, count: int) -> f
         return (time.process_time() - before) / (count // LOT * LOT) * 1e6
 
 
+def alone(config: Config, is_many: bool, count: int) -> float:
+    """CPU time of a publisher that is alone, in us an object of different documents."""
+    objects = [(FIGURE.replace(b"<lat>33.34<", b"<lat>33.%06d<" % number), PAYLOAD) for number in range(LOT + count)]
+    with PublisherAdapterLight(config) as publisher:
+        registration = publisher.register_publisher(publisher.connect_to_delegate("alpha", "rome"), SCHEMA, FIGURE)
+        publisher.publish_many(registration, objects[:LOT])  # the first ones warm up
+        publisher.flush(SECONDS)
+        before = time.process_time()
+        if is_many:
+            publisher.publish_many(registration, objects[LOT:], timeout=SECONDS)
+        else:
+            for metadata, payload in objects[LOT:]:
+                publisher.publish(registration, metadata, payload)
+        publisher.flush(SECONDS)
+        return (time.process_time() - before) / count * 1e6
+
+
+def measured_alone(rounds: int, count: int) -> dict[str, dict[str, float]]:
+    """The row of a publisher that is alone."""
+    with servers() as config:
+        pairs = [(alone(config, False, count), alone(config, True, count)) for _ in range(rounds)]
+    return {"publisher alone": row(("publish us", "many us"), pairs, [single / many for single, many in pairs])}
+
+
+def row(names: tuple[str, str], pairs: list[tuple[float, float]], ratios: list[float]) -> dict[str, float]:
+    """Medians of pairs by their names, and of the ratios of the rounds."""
+    medians = [round(statistics.median(each), 1) for each in zip(*pairs, strict=True)]
+    found = {"ratio": statistics.median(ratios), "lowest": min(ratios), "highest": max(ratios)}
+    return {**dict(zip(names, medians, strict=True)), **{name: round(value, 2) for name, value in found.items()}}
+
+
 def measured(rounds: int, count: int) -> dict[str, dict[str, float]]:
     """Rows of the table."""
     rows: dict[str, dict[str, float]] = {}
@@ -116,13 +150,7 @@ def measured(rounds: int, count: int) -> dict[str, dict[str, float]]:
         for name, way in WAYS.items():
             pairs = [(blocking(config, *way, count), asyncio.run(awaited(config, *way, count))) for _ in range(rounds)]
             ratios = [of_asyncio / plain for plain, of_asyncio in pairs]
-            rows[name] = {
-                "blocking us": round(statistics.median(plain for plain, _ in pairs), 1),
-                "asyncio us": round(statistics.median(of_asyncio for _, of_asyncio in pairs), 1),
-                "ratio": round(statistics.median(ratios), 2),
-                "lowest": round(min(ratios), 2),
-                "highest": round(max(ratios), 2),
-            }
+            rows[name] = row(("blocking us", "asyncio us"), pairs, ratios)
     return rows
 
 
@@ -131,13 +159,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--count", type=int, default=10_000, help="objects of a round")
+    parser.add_argument("--alone", action="store_true", help="a publisher alone, publish and publish_many")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    rows = measured(options.rounds, options.count)
+    rows = (measured_alone if options.alone else measured)(options.rounds, options.count)
     if options.json:
         print(json.dumps(rows, indent=1))
         return
-    names = ("blocking us", "asyncio us", "ratio", "lowest", "highest")
+    names = list(next(iter(rows.values())))
     print(f"{'CPU time an object':20}" + "".join(f"{name:>13}" for name in names))
     for what, row in rows.items():
         print(f"{what:20}" + "".join(f"{row[name]:>13}" for name in names))

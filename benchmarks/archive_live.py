@@ -1,6 +1,7 @@
 """A delegate with an archive, as publishers and subscribers meet it: over loopback, a process for each party.
 
     python benchmarks/archive_live.py [--sizes 100000,1000000] [--questions 1000] [--folder FOLDER] [--json]
+    python benchmarks/archive_live.py --turns 9 [--count 40000]
 
 Documents of figure 1 (0.6 KB) with another position in each, 1 KB of payload that does not shrink. In this order:
 
@@ -10,6 +11,10 @@ Documents of figure 1 (0.6 KB) with another position in each, 1 KB of payload th
 - latency of a live subscriber at 1,000 objects/s: alone, beside one that replays all, beside one that queries all;
 - so many queries for a handful of objects one after the other: how many a second, what the processes grew by;
 - kill -9: from the start of the delegate until it has acknowledged an object, and until it has answered.
+
+With `--turns` there is nothing but publishing, with `publish_many` and no subscriber: `--count` objects to a delegate
+without an archive, then to one with it, and so on in turns; medians, and of the ratios and differences of each turn the
+lowest and the highest.
 
 Wall times are of whatever else the machine does: the ratios are within one run. CPU us are an object.
 """
@@ -21,6 +26,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import statistics
 import sys
 import tempfile
 import time
@@ -81,12 +87,12 @@ def objects(count: int) -> Iterator[tuple[bytes, bytes]]:
         yield METADATA.replace(b"<lat>33.34<", b"<lat>33.%06d<" % (300_000 + at)), payload
 
 
-def fill(place: Place, count: int, *, persist: bool) -> dict[str, float]:
-    """Publish all of them; what it took. With an archive a durable subscription has been there before."""
+def fill(place: Place, count: int, *, persist: bool, durable: bool = False) -> dict[str, float]:
+    """Publish all of them; what it took. `durable`: such a subscription has been there before."""
     with PublisherAdapterLight(place.config()) as publisher:
         delegate = publisher.connect_to_delegate("bench", "here", timeout=60.0)
         registration = publisher.register_publisher(delegate, DATA / "Intel_Imagery.xsd", METADATA, persist=persist)
-        if persist:
+        if durable:
             begin_durable(place)
         pad = place.pad.pid
         cpu, memory, begin = cpu_seconds(pad), megabytes(pad), time.perf_counter()
@@ -255,6 +261,25 @@ def killed(place: Place) -> dict[str, float]:
     return found
 
 
+def in_turns(turns: int, count: int, folder: Path) -> dict[str, float]:
+    """Publishing alone, without an archive and with it."""
+    with closing(Place("")) as plain, closing(Place(str(folder / "archive"))) as place:
+        both = [(fill(plain, count, persist=False), fill(place, count, persist=True)) for _ in range(turns)]
+    report: dict[str, float] = {"objects a turn": count, "turns": turns}
+    for at, name in enumerate(("no archive", "archive")):
+        for what in ("objects/s", "delegate CPU us"):
+            report[f"{name}: {what}"] = statistics.median(turn[at][what] for turn in both)
+    more = sorted(kept["delegate CPU us"] - alone["delegate CPU us"] for alone, kept in both)
+    ratios = sorted(kept["objects/s"] / alone["objects/s"] for alone, kept in both)
+    for what, found in (("more CPU us", more), ("ratio of objects/s", ratios)):
+        report |= {
+            f"archive: {what}": statistics.median(found),
+            f"{what}, lowest": found[0],
+            f"{what}, highest": found[-1],
+        }
+    return report
+
+
 def measure(size: int, questions: int, seconds: float, folder: Path) -> dict[str, float]:
     """All of it."""
     report: dict[str, float] = {"objects": size}
@@ -262,7 +287,7 @@ def measure(size: int, questions: int, seconds: float, folder: Path) -> dict[str
         without = fill(plain, min(size, 200_000), persist=False)
     report |= {f"no archive: {name}": value for name, value in without.items()}
     with closing(Place(str(folder / "archive"))) as place:
-        report |= {f"archive: {name}": value for name, value in fill(place, size, persist=True).items()}
+        report |= {f"archive: {name}": value for name, value in fill(place, size, persist=True, durable=True).items()}
         report["archive: ratio of objects/s"] = report["archive: objects/s"] / without["objects/s"]
         begin, worker = time.perf_counter(), place.worker
         rest(worker)
@@ -284,14 +309,20 @@ def main() -> int:
     parser.add_argument("--sizes", default="100000,1000000")
     parser.add_argument("--questions", type=int, default=1_000)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement of latency")
+    parser.add_argument("--turns", type=int, default=0, help="publishing alone, so many times each")
+    parser.add_argument("--count", type=int, default=40_000, help="objects of a turn")
     parser.add_argument("--folder", type=Path, help="where to put the archives; default: the system's for such files")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     multiprocessing.set_start_method("spawn")
     reports = []
-    for size in map(int, options.sizes.split(",")):
-        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-            reports.append(measure(size, options.questions, options.seconds, Path(folder)))
+    for size in [options.count] if options.turns else map(int, options.sizes.split(",")):
+        with tempfile.TemporaryDirectory(dir=options.folder) as name:
+            folder = Path(name)
+            if options.turns:
+                reports.append(in_turns(options.turns, size, folder))
+            else:
+                reports.append(measure(size, options.questions, options.seconds, folder))
         if not options.json:
             for name, value in reports[-1].items():
                 print(f"{name:<36}{value:>16,.2f}", flush=True)

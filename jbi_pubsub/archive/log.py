@@ -159,7 +159,7 @@ class Log:
         """Write objects under their positions. Raises StorageError: none of them is kept then."""
         if not run:
             return
-        size = sum(RECORD.size + sum(map(len, parts)) for _, parts in run)
+        size = len(run) * RECORD.size + sum([len(part) for _, parts in run for part in parts])
 
         def parts_of(synced: int) -> list[Part]:
             out: list[Part] = []

@@ -7,7 +7,7 @@ A pure part: whoever asks has a lock of its own.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -120,24 +120,19 @@ class ArchivedRegistrations:
 
 def additions_of(run: Iterable[tuple[int, Parcel]]) -> list[Addition]:
     """Additions of a run to its registrations, in the order of their last positions."""
-    additions: dict[str, Addition] = {}
-    for position, parcel in run:
-        head = parcel.head
-        payload = parcel.payload_size
-        addition = additions.get(head.registration)
-        if addition is None:
-            additions[head.registration] = Addition(
-                head.registration, head.type_name, head.type_version, head.sequence, position, position, 1,
-                parcel.size - payload, payload,
-            )  # fmt: skip
-            continue
-        addition.sequence = max(addition.sequence, head.sequence)
-        addition.last = position
-        addition.objects += 1
-        addition.metadata += parcel.size - payload
-        addition.payload += payload
-    return (
-        sorted(additions.values(), key=lambda addition: addition.last)
-        if len(additions) > 1
-        else list(additions.values())
+    groups: dict[str, list[tuple[int, Parcel]]] = {}
+    for each in run:
+        groups.setdefault(each[1].head.registration, []).append(each)
+    return sorted(map(_addition, groups.values()), key=lambda addition: addition.last)
+
+
+def _addition(group: Sequence[tuple[int, Parcel]]) -> Addition:
+    """Addition of a run of one registration."""
+    (first, parcel), (last, _) = group[0], group[-1]
+    head = parcel.head
+    sequence = max([parcel.head.sequence for _, parcel in group])
+    payload = sum([parcel.payload_size for _, parcel in group])
+    metadata = sum([parcel.size for _, parcel in group]) - payload
+    return Addition(
+        head.registration, head.type_name, head.type_version, sequence, first, last, len(group), metadata, payload
     )

@@ -28,6 +28,7 @@ class ArchiveRoom:
 
     def __init__(self, section: ArchiveSection, folder: Folder, volume_bytes: int) -> None:
         self._section = section
+        self._has_quota = section.max_metadata_bytes > 0 or section.max_payload_bytes > 0
         self._folder = folder
         self._volume_bytes = volume_bytes
         self._stored = Stored(0, 0, 0, 0, 0)
@@ -85,6 +86,10 @@ class ArchiveRoom:
         """Raises StorageError where the folder is gone: SQLite goes on in files that nobody finds any more."""
         if self._lost_folder:
             raise StorageError(f"the archive in {self._folder.path} can't be written: {self._lost_folder}")
+
+    def is_ample(self, size: int) -> bool:
+        """Whether nothing lacks: it is asked for each object, and `lack` only if this says no."""
+        return size <= self.spare >= self._volume_bytes and not (self._has_quota or self._lost_folder)
 
     def lack(self, size: int, log: Log, *, ahead: bool = False) -> str:
         """Why there is no room for so many bytes; "" if there is. `ahead`: nor for the next file of the log."""
