@@ -177,7 +177,8 @@ def test_what_a_wildcard_takes_is_skipped_if_it_is_well_formed_and_unknown(insid
         assert (traced._root is None) == is_read
 
 
-REPEATED = b"""<xs:schema xmlns:xs="http://www.w3.org/2001/XMLSchema" xmlns:jbi="urn:jbi:codegen:1"><xs:element name="r">
+REPEATED = b"""<xs:schema xmlns:xs="http://www.w3.org/2001/XMLSchema" xmlns:jbi="urn:jbi:codegen:1">
+<xs:element name="r">
 <xs:complexType><xs:sequence><xs:element name="who" type="xs:string"/>
 <xs:element name="t" jbi:variance="variant" maxOccurs="unbounded"><xs:complexType><xs:sequence>
  <xs:element name="v" type="xs:int"/>
