@@ -127,8 +127,6 @@ class Archive:
 
     def room(self, size: int) -> float:
         """See Keeping. With `full = "drop_oldest"` in a moment, if something can give way."""
-        if self._room.is_ample(size):
-            return 0.0
         if self._section.full == "drop_oldest":
             return TICK if self._room.can_give_way(self._log) and self._room.lack(size, self._log, ahead=True) else 0.0
         if self._section.full == "refuse" and (why := self._room.lack(size, self._log)):

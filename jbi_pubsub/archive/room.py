@@ -87,12 +87,10 @@ class ArchiveRoom:
         if self._lost_folder:
             raise StorageError(f"the archive in {self._folder.path} can't be written: {self._lost_folder}")
 
-    def is_ample(self, size: int) -> bool:
-        """Whether nothing lacks: it is asked for each object, and `lack` only if this says no."""
-        return size <= self.spare >= self._volume_bytes and not (self._has_quota or self._lost_folder)
-
     def lack(self, size: int, log: Log, *, ahead: bool = False) -> str:
         """Why there is no room for so many bytes; "" if there is. `ahead`: nor for the next file of the log."""
+        if size <= self.spare >= self._volume_bytes and not (self._has_quota or self._lost_folder):
+            return ""  # nearly always: this is asked for each object
         section = self._section
         if self._lost_folder:
             return self._lost_folder
