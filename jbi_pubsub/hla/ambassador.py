@@ -88,7 +88,7 @@ class RTIAmbassador(FederateServices, SupportServices):
         self._enabled = True
         self.producing_federate = 0
         """Who has sent what the callback that is being called brings; 0: it is not known, as without
-        `set_convey_producing_federate_switch`."""
+        `set_convey_producing_federate_switch`; -1: the RTI itself."""
         self.sent_order: Order = "receive"
         """In which order that was sent."""
         self._handle = 0
@@ -153,15 +153,16 @@ class RTIAmbassador(FederateServices, SupportServices):
         federation: str,
         name: str = "",
         *,
+        federate_type: str = "",
         resign_action: str = "cancel_then_delete_then_divest",
         modules: Sequence[str | Path] = (),
         timeout: float = FIND_SECONDS,
     ) -> int:
-        """Join; the handle of this federate (clause 4.9). `name` is its own in the federation; `resign_action` what is
-        done when it dies; `modules` files of what it knows of the object model, which add no classes or members to that
-        of the federation. Raises FederationExecutionDoesNotExist when none is found within `timeout` seconds,
-        FederateNameAlreadyInUse, FederateAlreadyExecutionMember, SaveInProgress, InvalidResignAction, ErrorReadingFom,
-        InconsistentFom."""
+        """Join; the handle of this federate (clause 4.9). `name` is its own in the federation; `federate_type` what it
+        is, for who monitors the federation; `resign_action` what is done when it dies; `modules` files of what it knows
+        of the object model, which add no classes or members to that of the federation. Raises
+        FederationExecutionDoesNotExist when none is found within `timeout` seconds, FederateNameAlreadyInUse,
+        FederateAlreadyExecutionMember, SaveInProgress, InvalidResignAction, ErrorReadingFom, InconsistentFom."""
         if self._link is not None and not self._link.lost:
             raise FederateAlreadyExecutionMember(f"the federate is joined, as {self._name}", hint="Resign first")
         own = modules_of(modules)
@@ -186,7 +187,7 @@ class RTIAmbassador(FederateServices, SupportServices):
             sock.close()
             raise
         try:
-            self._handle, self._name = self._link.join(name, resign_action)
+            self._handle, self._name = self._link.join(name, resign_action, federate_type)
         except BaseException:
             self._drop()
             raise
@@ -378,9 +379,9 @@ class FederateLink:
         self._thread = threading.Thread(target=self._run, name="federate-link", daemon=True)
         self._thread.start()
 
-    def join(self, name: str, action: str) -> tuple[int, str]:
+    def join(self, name: str, action: str, kind: str) -> tuple[int, str]:
         """Handle and name. Raises what the RTI refused with."""
-        handle, name, lease = self.ask("join_federation_execution", (name, action))
+        handle, name, lease = self.ask("join_federation_execution", (name, action, *filter(None, (kind,))))
         self._lease = float(lease)
         return int(handle), str(name)
 

@@ -100,7 +100,7 @@ class Types(NamedTuple):
         return found
 
     def _looked_up(self, name: str, depth: int) -> DataType:
-        element = self.said.get(name)
+        element = self.said.get(name) if name not in STANDARD else None  # the standard's own module has these, too
         kind = local_name(element) if element is not None else ""
         if element is None or kind == "basicData":
             base = _standard(name)

@@ -29,6 +29,9 @@ Values = tuple[tuple[int, bytes], ...]
 """Handles of attributes or parameters, and what they are encoded as."""
 Asked = Literal["TAR", "TARA", "NMR", "NMRA", "FQR", "constrained"]
 
+RTI: Final = -1
+"""The RTI itself, as owner and sender of its management object model (mom.py)."""
+
 K = TypeVar("K", int, str, tuple[str, int, int, int])
 V = TypeVar("V", bound=Sized)
 T = TypeVar("T")
@@ -99,6 +102,8 @@ class Member(NamedTuple):
     """One of RESIGN_ACTIONS: what is done when it dies."""
     is_surrogate: bool = False
     """Whether it has disclosed that it is a bridge's."""
+    kind: str = ""
+    """Its type, as it says."""
 
 
 class Members(NamedTuple):
@@ -370,6 +375,22 @@ class Regions(NamedTuple):
         return Regions(put_entry(self.made, federate, Map()), used)
 
 
+# -- management object model -----------------------------------------------------------------------------------------
+
+
+class Managed(NamedTuple):
+    """The management object model, as far as a save keeps it."""
+
+    instances: Map[int, int] = Map()
+    """Its object instances, by the federate that they are of; 0: of the federation."""
+    periods: Map[int, int] = Map()
+    """Seconds between two updates of what is told of a federate; 0: none."""
+    reporting: Map[int, bool] = Map()
+    """Federates whose exceptions are reported."""
+    provides: bool = False
+    """Whether owners are asked for values when somebody discovers an instance (HLAautoProvide)."""
+
+
 # -- the whole --------------------------------------------------------------------------------------------------------
 
 
@@ -387,11 +408,12 @@ class Execution(NamedTuple):
     handles: int = 0
     """The last handle that was given."""
     regions: Regions = Regions()
+    managed: Managed = Managed()
 
 
 KINDS: Final = (
-    Execution, Callback, Claim, Clock, Declared, DeletedInstance, Instance, Instances, Member, Members, Message, Owned,
-    Pace, Point, Points, Region, Regions, Saving, Sent,
+    Execution, Callback, Claim, Clock, Declared, DeletedInstance, Instance, Instances, Managed, Member, Members,
+    Message, Owned, Pace, Point, Points, Region, Regions, Saving, Sent,
 )  # fmt: skip
 """The kinds of values that an execution is made of."""
 

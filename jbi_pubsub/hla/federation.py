@@ -57,9 +57,11 @@ POINTS_MOST: Final = 10_000
 # -- who is joined --------------------------------------------------------------------------------------------------
 
 
-def join_federation_execution(call: ServiceCall, name: str = "", action: str = "delete_objects_then_divest") -> int:
+def join_federation_execution(
+    call: ServiceCall, name: str = "", action: str = "delete_objects_then_divest", kind: str = ""
+) -> int:
     """A federate joins; the answer is its handle. `name` is its own within the federation ("": one is made), `action`
-    what is done when it dies. Raises FederateNameAlreadyInUse, InvalidResignAction."""
+    what is done when it dies, `kind` its type. Raises FederateNameAlreadyInUse, InvalidResignAction."""
     _check_action(action)
     handle = call.next_handle()
     name = name or f"federate-{handle}"
@@ -69,8 +71,9 @@ def join_federation_execution(call: ServiceCall, name: str = "", action: str = "
             f"a federate {name!r} is joined to {call.execution.name}", hint="Take another name"
         )
     call.change(
-        "members", joined=members.joined.set(handle, Member(name, action)), names=members.names.set(name, handle)
-    )
+        "members",
+        joined=members.joined.set(handle, Member(name, action, kind=kind)), names=members.names.set(name, handle),
+    )  # fmt: skip
     for label in sorted(pending):
         point = pending[label]
         if point.for_all:

@@ -211,7 +211,7 @@ _ATTRIBUTES: Final = (_handle, _handles)
 SERVICES: Final[dict[str, Service]] = {
     each.act.__name__: each
     for each in (
-        _of(federation.join_federation_execution, _text, _text, needs=0),
+        _of(federation.join_federation_execution, _text, _text, _text, needs=0),
         _of(federation.resign_federation_execution, _text, at="both"),
         _of(federation.register_federation_synchronization_point, _text, _tag, _members, needs=1),
         _of(federation.synchronization_point_achieved, _text, _flag, needs=1),

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import math
 import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -23,7 +24,7 @@ from uuid import uuid4
 
 from jbi_pubsub.core.access import AccessPolicy, AllowAll
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import LookupNotFoundError, StorageError, WireTimeoutError, report
+from jbi_pubsub.core.errors import AccessDeniedError, LookupNotFoundError, StorageError, WireTimeoutError, report
 from jbi_pubsub.core.guard import note
 from jbi_pubsub.core.metrics import MetricsServer, Sample, expiries
 from jbi_pubsub.core.wire.endpoint import Caller
@@ -41,7 +42,9 @@ from .exceptions import (
     RtiInternalError,
 )
 from .execution import KINDS, Callback, Execution, FederationModel, RtiOptions, Saving, ServiceStep
-from .fom import Fom, parsed
+from .fom import Fom
+from .manager import MomManager
+from .mom import with_mim
 from .proxy import RTI, RTI_TYPE, Module, Rti, living
 from .rates import UpdateRates
 from .samples import of_rti
@@ -68,7 +71,8 @@ class ServedFederation:
         self.item = uuid4().hex
         self.modules = tuple(modules)
         self.model = FederationModel(fom, options)
-        self.execution = rti.created(name)
+        self.manager = MomManager(self.model, rti.created(name))
+        self.execution = self.manager.view.execution
         self.group = SessionGroup()
         self.joined: dict[int, FederateSession] = {}
         self.names: dict[FederateSession, str] = {}
@@ -79,6 +83,22 @@ class ServedFederation:
         """Best-effort messages that were not sent to slow federates."""
         self.lost: dict[str, int] = {}
         """Federates that were resigned, by why."""
+        self.rights: dict[FederateSession, tuple[str, bool]] = {}
+        """Host of each, and whether it may administer the federation."""
+
+    def enter(self, session: FederateSession, handle: int, name: str) -> tuple[int, str]:
+        """Note who has joined, or has another handle; handle and name."""
+        session.federate = handle
+        self.joined[handle] = session
+        self.names[session] = name
+        self.manager.view.hosts[handle] = self.rights[session][0]
+        return handle, name
+
+    def gone(self, session: FederateSession) -> None:
+        """Forget who has resigned."""
+        self.joined.pop(session.federate, None)
+        self.names.pop(session, None)
+        session.federate = 0
 
 
 class RtiServer:
@@ -134,8 +154,8 @@ class RtiServer:
     def create(self, name: str, modules: Sequence[Module], options: RtiOptions = RtiOptions()) -> str:  # noqa: B008  # a value
         """A federation execution; the digest of its object model. Raises FederationExecutionAlreadyExists,
         ErrorReadingFom, InconsistentFom, RtiInternalError."""
-        fom = parsed(*modules)
-        made = ServedFederation(name, modules, fom, options)
+        whole, fom = with_mim(modules)
+        made = ServedFederation(name, whole, fom, options)
         if self._elsewhere(name):
             raise FederationExecutionAlreadyExists(
                 f"another RTI serves a federation {name[:200]!r}", hint="Join it, or take another name"
@@ -242,9 +262,7 @@ class RtiServer:
 
     def _serve_data(self, sock: socket.socket, caller: Caller) -> None:
         line = StreamSocket(sock)
-        hello = listen(line)
-        name: str | None = self._tokens.redeem(hello.token)
-        found = self._federations.get(name) if name is not None else None
+        found = self._federations.get(self._tokens.redeem(listen(line).token) or "")
         if found is None:
             refuse(line, "unknown or used token")
             return
@@ -252,6 +270,7 @@ class RtiServer:
         welcome(line, 0)
         session = FederateSession(sock, self.front.endpoint.hand_over(sock), found.group, self._lease)
         federation: ServedFederation = found
+        federation.rights[session] = _rights(self.front, caller, federation.execution.name)
 
         def add() -> None:
             self._of[session] = federation
@@ -272,13 +291,19 @@ class RtiServer:
             return
         answer = step.answer
         if service == rti.JOIN:
-            answer = self._joined(federation, session, answer)
+            name = federation.execution.members.joined[answer].name
+            answer = (*federation.enter(session, answer, name), self._lease)
         if ticket:
             self._sessions.say(session, ticket, "", answer)
         self._tell(federation, step)
         if service == rti.LEAVE:
-            self._gone(federation, session)
+            federation.gone(session)
             session.leaving = True
+        elif len(federation.joined) > len(federation.execution.members.joined):  # others were made to resign
+            for handle in federation.joined.keys() - federation.execution.members.joined.keys():
+                left = federation.joined[handle]
+                federation.gone(left)
+                self._sessions.leave(left)
 
     def _call(
         self, federation: ServedFederation, session: FederateSession, service: str, arguments: Sequence[Any]
@@ -286,7 +311,12 @@ class RtiServer:
         before = federation.execution
         try:
             step = rti.call(federation.model, before, session.federate, service, *arguments)
-        except RtiError:
+            may_act = federation.rights[session][1]
+            step = federation.manager.after(session.federate, service, arguments, step, may_act=may_act)
+        except RtiError as exc:
+            refused = federation.manager.refused(before, session.federate, service, exc)
+            federation.execution = refused.execution
+            self._tell(federation, refused)
             raise
         except Exception as exc:  # a fault of ours, of which a federate is told that much
             note(f"rti {service[:60]}", exc)
@@ -296,23 +326,14 @@ class RtiServer:
         federation.execution = step.execution
         return step
 
-    def _joined(self, federation: ServedFederation, session: FederateSession, handle: int) -> tuple[int, str, float]:
-        """The handle, the name and the lease of who has joined."""
-        session.federate = handle
-        name = federation.execution.members.joined[handle].name
-        federation.joined[handle] = session
-        federation.names[session] = name
-        return handle, name, self._lease
-
     def _kept(self, federation: ServedFederation, before: Execution, step: ServiceStep) -> ServiceStep:
         """Write what a save has kept to disk, or let it fail; give sessions to what a restore has brought back."""
         saving = step.execution.saving
         if any(each.callback.name == "federation_restored" for each in step.told):
             names = step.execution.members.names
             federation.joined = {}
-            for session, name in federation.names.items():
-                session.federate = names[name]
-                federation.joined[session.federate] = session
+            for session, name in list(federation.names.items()):
+                federation.enter(session, names[name], name)
         if saving.kept is before.saving.kept:
             return step
         label = saving.order[-1]
@@ -349,10 +370,14 @@ class RtiServer:
         """A session is over: its federate is resigned if it has not done so."""
         federation = self._of.pop(session)
         if not session.federate:
+            del federation.rights[session]
             return
         federate, action = session.federate, federation.execution.members.joined[session.federate].action
         name = federation.names[session]
-        self._gone(federation, session)
+        federation.gone(session)
+        lost = federation.manager.lost(federation.execution, federate, session.reason)
+        federation.execution = lost.execution
+        self._tell(federation, lost)
         log.warning("federate %s of %s is resigned: %s", name, federation.execution.name, session.reason)
         federation.lost[session.reason] = federation.lost.get(session.reason, 0) + 1
         for each in (action, "cancel_then_delete_then_divest"):
@@ -365,13 +390,26 @@ class RtiServer:
             finally:
                 session.federate = 0
             self._tell(federation, step)
-            return
+            break
+        del federation.rights[session]
 
-    @staticmethod
-    def _gone(federation: ServedFederation, session: FederateSession) -> None:
-        federation.joined.pop(session.federate, None)
-        federation.names.pop(session, None)
-        session.federate = 0
+    def ticked(self) -> None:
+        """Tell what is told every so often, unless somebody does not read."""
+        for federation in self._federations.values():
+            if not federation.group.crowded:
+                step = federation.manager.tick(federation.execution, time.monotonic())
+                federation.execution = step.execution
+                self._tell(federation, step)
+
+
+def _rights(front: Front, caller: Caller, federation: str) -> tuple[str, bool]:
+    """Host of a caller, and whether it may administer a federation."""
+    host = caller.address.rpartition(":")[0]
+    try:
+        front.allow(caller, "administer", federation)
+    except AccessDeniedError:
+        return host, False
+    return host, True
 
 
 def _facts(federation: ServedFederation) -> dict[str, Any]:
@@ -381,7 +419,7 @@ def _facts(federation: ServedFederation) -> dict[str, Any]:
         "name": execution.name,
         "model": federation.model.fom.digest,
         "federates": sorted(federation.names.values()),
-        "objects": len(execution.instances.by_handle),
+        "objects": len(execution.instances.by_handle) - len(execution.managed.instances),
         "points": sorted(execution.points.pending),
         "saving": saving.label if not saving.is_restore else "",
         "restoring": saving.label if saving.is_restore else "",
@@ -392,6 +430,7 @@ def _facts(federation: ServedFederation) -> dict[str, Any]:
         "reduced": federation.rates.reduced,
         "unsent": sum(each.unsent for each in federation.group.sessions),
         "resigned": dict(federation.lost),
+        "members": federation.manager.facts(),
         "times": {
             execution.members.joined[handle].name: pace.time if pace.time < math.inf else None  # JSON has no infinity
             for handle, pace in sorted(execution.clock.paces.items())

@@ -144,6 +144,10 @@ class Serving(Protocol):
         """Note that a session is over, for `session.reason`."""
         ...
 
+    def ticked(self) -> None:
+        """Do what is done every TICK_SECONDS."""
+        ...
+
 
 class Sessions:
     """All sessions of an RTI. `order`, `start` and `stop` may be called from any thread, the rest only on its own."""
@@ -202,6 +206,12 @@ class Sessions:
     def say(self, session: FederateSession, ticket: int, word: str, value: Any) -> None:
         """Something for a federate, at the end of this round."""
         session.said.append((ticket, word, value))
+        self._dirty[session] = None
+
+    def leave(self, session: FederateSession) -> None:
+        """End a session when all is written that it is told; it calls nothing any more."""
+        session.leaving = True
+        session.calls.clear()
         self._dirty[session] = None
 
     def end(self, session: FederateSession, reason: str) -> None:
@@ -273,6 +283,8 @@ class Sessions:
                 self._orders.popleft()()
 
     def _look(self) -> None:
+        with guarded("rti federations"):
+            self._serving.ticked()
         for session in list(self._all):
             with guarded("rti sessions"):
                 if session in session.group.crowded and self._clock - session.crowded_since > STALL_SECONDS:

@@ -23,6 +23,7 @@ from jbi_pubsub.hla.exceptions import FederationExecutionDoesNotExist
 from jbi_pubsub.hla.link import RtiLink
 from jbi_pubsub.hla.proxy import Module
 from jbi_pubsub.hla.server import RtiServer
+from tests.hla.parties import Federate
 
 CALLS: dict[str, tuple[Any, ...]] = {
     "rti.create": ("Sea", [Module("sea.xml", b"<objectModel/>")]),
@@ -57,6 +58,13 @@ class SomeNames(AllowAll):
 
     def allow(self, caller: Any, action: Any, subject: Any) -> Decision:  # noqa: ARG002  # the protocol's parameters
         return Decision(subject.name.startswith("Air"))
+
+
+class NoAdministration(AllowAll):
+    """Everybody may do everything but administer."""
+
+    def allow(self, caller: Any, action: Any, subject: Any) -> Decision:  # noqa: ARG002  # the protocol's parameters
+        return Decision(action != "administer")
 
 
 @pytest.fixture
@@ -139,3 +147,26 @@ def test_federations_that_somebody_may_not_join_are_not_named(
                 with pytest.raises(AccessDeniedError):
                     client.call(method, Any, name)
         client.close()
+
+
+def test_who_may_not_administer_a_federation_changes_nothing_of_others(federation: Any, air: bytes) -> None:
+    server = RtiServer(federation.config, access=AllowAll())
+    federation.stack.callback(server.stop)
+    server.start()
+    server.create("Air", [Module("air.xml", air)])
+    server.front.access = NoAdministration()
+    flight, monitor = Federate(federation.config, "flight"), Federate(federation.config, "monitor")
+    for each in (flight, monitor):
+        federation.stack.callback(each.rti.disconnect)
+    rti, names = monitor.rti, "HLAmanager.HLAfederate.{}".format
+    report = rti.get_interaction_class_handle(names("HLAreport.HLAreportMOMexception"))
+    resign = rti.get_interaction_class_handle(names("HLAservice.HLAresignFederationExecution"))
+    who, action = (rti.get_parameter_handle(resign, each) for each in ("HLAfederate", "HLAresignAction"))
+    rti.subscribe_interaction_class(report)
+    rti.publish_interaction_class(resign)
+    handle, no_action = flight.handle.to_bytes(8, "big"), rti.fom.codec("HLAresignAction").encode("NoAction")
+    rti.send_interaction(resign, {who: rti.fom.codec("HLAhandle").encode(handle), action: no_action})
+    values = dict(monitor.until("receive_interaction")[2])
+    why = rti.fom.codec("HLAunicodeString").decode(values[rti.get_parameter_handle(report, "HLAexception")])
+    assert "may not administer this federation" in why
+    assert flight.rti.query_logical_time() == 0.0

@@ -260,6 +260,7 @@ def test_a_save_outlives_its_rti(
         each.rti.publish_object_class_attributes(cls, [position])
         each.rti.subscribe_object_class_attributes(cls, [position])
     aircraft = a.rti.register_object_instance(cls, "LH1")
+    saved = a.handle, b.handle
     save(a, b)
     for each in (a, b):
         each.until("federation_saved")
@@ -283,7 +284,7 @@ def test_a_save_outlives_its_rti(
     for each in (a, b):
         each.until("federation_restored")
     # Expect the aircraft to be a's, as it was
-    assert (a.handle, b.handle) == (1, 2)
+    assert (a.handle, b.handle) == saved
     assert a.rti.get_object_instance_name(aircraft) == "LH1"
     a.rti.update_attribute_values(aircraft, {position: b"1"})
     assert b.until("reflect_attribute_values")[1:3] == (aircraft, ((position, b"1"),))
@@ -686,3 +687,54 @@ def test_federates_speak_tls_where_it_is_set(
             for each in (a, b):
                 each.rti.time_advance_request(step)
             assert a.until("time_advance_grant") == b.until("time_advance_grant") == ("time_advance_grant", step)
+
+
+# -- the management object model ------------------------------------------------------------------------------------
+
+
+def test_a_monitor_of_an_rti_sees_federates_come_go_and_die_and_makes_one_resign(
+    join: Callable[..., Federate], served: RtiServer
+) -> None:
+    a, monitor = join("a", federate_type="flight"), join("monitor")
+    fom, rti = monitor.rti.fom, monitor.rti
+    cls = rti.get_object_class_handle("HLAmanager.HLAfederate")
+    rti.subscribe_object_class_attributes(cls, fom.objects[cls - 1].members)
+    lost = rti.get_interaction_class_handle("HLAmanager.HLAfederate.HLAreport.HLAreportFederateLost")
+    rti.subscribe_interaction_class(lost)
+    known = {monitor.until("discover_object_instance")[3] for _ in range(2)}
+    assert known == {f"HLAmanager.HLAfederate-{each.handle}" for each in (a, monitor)}
+
+    def told(values: Any) -> dict[str, Any]:
+        names = {each: fom.attributes[each - 1] for each, _ in values}
+        return {names[each].name: fom.codec(names[each].data_type).decode(value) for each, value in values}
+
+    # Expect who it is to be told to who asks
+    instance = rti.get_object_instance_handle(f"HLAmanager.HLAfederate-{a.handle}")
+    rti.request_attribute_value_update(instance, fom.objects[cls - 1].members)
+    values = told(monitor.until("reflect_attribute_values")[2])
+    assert (values["HLAfederateName"], values["HLAfederateType"]) == ("a", "flight")
+    assert values["HLAfederateHost"] == "127.0.0.1"
+    [facts] = served.status()["federations"]
+    assert [(each["name"], each["type"]) for each in facts["members"]] == [("a", "flight"), ("monitor", "")]
+    assert facts["objects"] == 0
+    # and its times every second, when somebody has said so
+    timing = rti.get_interaction_class_handle("HLAmanager.HLAfederate.HLAadjust.HLAsetTiming")
+    who, period = (rti.get_parameter_handle(timing, each) for each in ("HLAfederate", "HLAreportPeriod"))
+    rti.publish_interaction_class(timing)
+    federate = fom.codec("HLAhandle").encode(a.handle.to_bytes(8, "big"))
+    rti.send_interaction(timing, {who: federate, period: fom.codec("HLAseconds").encode(1)})
+    assert all("HLAlogicalTime" in told(monitor.until("reflect_attribute_values")[2]) for _ in range(2))
+    # When the monitor has it resigned; Expect it to be told, and its object to be gone
+    resign = rti.get_interaction_class_handle("HLAmanager.HLAfederate.HLAservice.HLAresignFederationExecution")
+    who, action = (rti.get_parameter_handle(resign, each) for each in ("HLAfederate", "HLAresignAction"))
+    rti.publish_interaction_class(resign)
+    rti.send_interaction(resign, {who: federate, action: fom.codec("HLAresignAction").encode("NoAction")})
+    assert a.until("connection_lost")
+    assert monitor.until("remove_object_instance")[1] == instance
+    # When one dies; Expect that to be reported
+    b = join("b")
+    b.rti._joined()._socket.shutdown()
+    _, got, parameters, *_ = monitor.until("receive_interaction")
+    why = {fom.parameters[each - 1].name: value for each, value in parameters}["HLAfaultDescription"]
+    assert (got, fom.codec("HLAunicodeString").decode(why)) == (lost, "the federate's connection was closed")
+    assert monitor.until("remove_object_instance")
