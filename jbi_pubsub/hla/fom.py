@@ -206,7 +206,7 @@ def checked_attributes(known: Class, attributes: tuple[int, ...]) -> tuple[int, 
 
 
 types_of = lru_cache(maxsize=8)(datatypes.parsed)
-"""Data types of modules, which an RTI never reads."""
+"""Data types of modules; an RTI reads them for its management object model alone."""
 
 
 @lru_cache(maxsize=1024)

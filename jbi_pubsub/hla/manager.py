@@ -18,6 +18,7 @@ from . import objects, rti
 from .exceptions import DecoderException, FederateNotExecutionMember, InvalidArgument, RtiError, ServiceNotEnabled
 from .execution import RTI, Callback, Execution, FederationModel, ServiceCall, ServiceStep
 from .federation import RESIGN_ACTIONS
+from .fom import BEST_EFFORT, RELIABLE
 from .mom import ANSWERS, CONDITIONAL, FEDERATE, FEDERATION, PERIODIC, MomView, octets, read, written
 
 CLASSES: Final = "HLAobjectRoot.HLAmanager.HLAfederation", "HLAobjectRoot.HLAmanager.HLAfederate"
@@ -33,7 +34,10 @@ _RESIGN: Final = (
     "DivestOwnership", "DeleteObjectInstances", "CancelPendingAcquisitions", "DeleteObjectInstancesThenDivestOwnership",
     "CancelPendingAcquisitionsThenDeleteObjectInstancesThenDivestOwnership", "NoAction",
 )  # fmt: skip
-_WORDS: Final = {**dict(zip(_RESIGN, RESIGN_ACTIONS, strict=True)), "Receive": "receive", "TimeStamp": "timestamp"}
+_WORDS: Final[Mapping[str, str | int]] = {
+    **dict(zip(_RESIGN, RESIGN_ACTIONS, strict=True)), "Receive": "receive", "TimeStamp": "timestamp",
+    "HLAreliable": RELIABLE, "HLAbestEffort": BEST_EFFORT,
+}  # fmt: skip
 _ORDER: Final = (
     "HLAresignAction", "HLAlabel", "HLAobjectClass", "HLAinteractionClass", "HLAobjectInstance", "HLAattributeList",
     "HLAtag", "HLAtimeStamp", "HLAlookahead", "HLAtransportation", "HLAsendOrder",

@@ -23,7 +23,7 @@ from .clock import Bound, bounds_of, galt_of
 from .encoding import ELEMENTS_MOST
 from .exceptions import InvalidArgument, RtiError
 from .execution import RTI, Execution, FederationModel, Handles, ServiceStep, Values
-from .fom import ClassMember, Fom, parsed
+from .fom import BEST_EFFORT, RELIABLE, ClassMember, Fom, parsed
 from .proxy import Module
 from .support import FLOAT_TIME
 
@@ -136,16 +136,19 @@ class MomView:
         if service in _ENDING or len(self._noted) > NOTED_MOST:
             self._settle()
         if service in _COUNTED:
-            best = service == "send_interaction" and self.model.fom.interactions[given[0] - 1].is_best_effort
-            if service == "update_attribute_values":
-                best = all(self.model.fom.attributes[each[0] - 1].is_best_effort for each in given[1])
-            self._noted[service, given[0], best, (federate,)] += 1
+            fom, instances, ways = self.model.fom, step.execution.instances, {RELIABLE}
+            if service == "send_interaction":
+                ways = {instances.sends.get((federate, given[0])) or fom.interactions[given[0] - 1].transportation}
+            elif service == "update_attribute_values":
+                changed = instances.transports.get
+                ways = {changed((given[0], a)) or fom.attributes[a - 1].transportation for a, _ in given[1]}
+            self._noted[service, given[0], ways == {BEST_EFFORT}, (federate,)] += 1
         is_asked = False
-        for (name, said, best), told in groupby(step.told, itemgetter(1)):
+        for callback, told in groupby(step.told, itemgetter(1)):
             receivers = tuple(map(itemgetter(0), told))
             is_asked = is_asked or RTI in receivers
-            if name in _COUNTED:
-                self._noted[name, said[0], best, receivers] += 1
+            if callback.name in _COUNTED:
+                self._noted[callback.name, callback.arguments[0], callback.is_best_effort, receivers] += 1
         return is_asked
 
     def _settle(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 from jbi_pubsub.hla import rti
 from jbi_pubsub.hla.exceptions import RtiError
 from jbi_pubsub.hla.execution import FederationModel
-from jbi_pubsub.hla.fom import PRIVILEGE
+from jbi_pubsub.hla.fom import BEST_EFFORT, PRIVILEGE
 from jbi_pubsub.hla.manager import MomManager
 from jbi_pubsub.hla.mom import FEDERATE, FEDERATION, MIM, octets, with_mim
 from jbi_pubsub.hla.proxy import Module
@@ -363,6 +363,9 @@ def test_a_monitor_makes_federates_call_services(busy: Watched) -> None:
     busy.send("monitor", service("changeAttributeOrderType"), HLAfederate=flight, HLAobjectInstance=instance,
               HLAattributeList=position, HLAsendOrder="Receive")  # fmt: skip
     assert set(busy.execution.instances.orders.values()) == {"receive"}
+    busy.send("monitor", service("requestAttributeTransportationTypeChange"), HLAfederate=flight,
+              HLAobjectInstance=instance, HLAattributeList=position, HLAtransportation="HLAbestEffort")  # fmt: skip
+    assert set(busy.execution.instances.transports.values()) == {BEST_EFFORT}
     busy.send("monitor", service("deleteObjectInstance"), HLAfederate=flight, HLAobjectInstance=instance, HLAtag=b"bye")
     assert busy.told["radar"][-1][0] == "remove_object_instance"
     busy.send("monitor", service("resignFederationExecution"), HLAfederate=radar, HLAresignAction="NoAction")
