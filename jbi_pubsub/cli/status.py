@@ -88,6 +88,11 @@ _FEDERATIONS: Final = (
     Column("objects", right=True), Column("calls", right=True, spare=2), Column("callbacks", right=True, spare=2),
     Column("unsent", right=True, spare=3), Column("resigned", right=True), Column("state", long=True),
 )  # fmt: skip
+_FEDERATES: Final = (
+    Column("federate", long=True, name=True), Column("of", name=True), Column("type", spare=3),
+    Column("time", right=True), Column("lookahead", right=True, spare=2), Column("sent", right=True),
+    Column("received", right=True), Column("waiting", right=True, spare=1), Column("state", long=True),
+)  # fmt: skip
 _CERTIFICATES: Final = (
     Column("certificate at", long=True, name=True), Column("of", long=True, name=True), Column("until", spare=1),
     Column("days", right=True), Column("what is wrong", long=True),
@@ -108,8 +113,8 @@ _LOOKUP_RATES: Final = {"lookups": "lookups/s", "events": "events/s"}
 _OBJECT_RATES: Final = {"published": "in/s", "delivered": "out/s"}
 _RATES: Final = tuple(Column(head, right=True) for head in (*_LOOKUP_RATES.values(), *_OBJECT_RATES.values()))
 _ALL: Final = (
-    _SERVERS, _LOOKUPS, _OBJECTS, _MAILED, ARCHIVED, _BRIDGES, _FEDERATIONS, _CERTIFICATES, _LOSSES, _FAULTS, _MORE,
-    _SUBSCRIPTIONS, _RATES,
+    _SERVERS, _LOOKUPS, _OBJECTS, _MAILED, ARCHIVED, _BRIDGES, _FEDERATIONS, _FEDERATES, _CERTIFICATES, _LOSSES,
+    _FAULTS, _MORE, _SUBSCRIPTIONS, _RATES,
 )  # fmt: skip
 """Every column that there may be."""
 _OF_FEDERATIONS: Final = ("rti", "rti link", "federation bridge")
@@ -135,6 +140,8 @@ _USUAL: Final = frozenset({
 have; what is not zero of that is shown to everybody."""
 NO_ANSWER: Final = ("unreachable", "refused")
 """Kinds of those of which there is no status: they are away, or do not tell us."""
+FEDERATES_MOST: Final = 20
+"""Federates that are listed unless all is asked for."""
 MORE_MOST: Final = 50
 """Others that are shown of one server."""
 _COUNTERS: Final = ("published", "delivered", "mailed", "lookups", "changes", "events")
@@ -323,6 +330,9 @@ def tables(found: Sequence[Facts], *, subscriptions: bool = False, whole: bool =
     federations = [row for facts in others if facts["kind"] != "lookup" for row in _federation_rows(facts)]
     if federations:
         yield Table(_FEDERATIONS, federations)
+    federates = [row for facts in others for each in facts.get("federations", ()) for row in _federate_rows(each)]
+    if federates and (whole or len(federates) <= FEDERATES_MOST):
+        yield Table(_FEDERATES, federates)
     shown = [_certificate_row(facts) for facts in (*others, *known) if facts.get("tls")]
     if shown := [row for row in shown if whole or row[-1]]:
         yield Table(_CERTIFICATES, shown)
@@ -436,6 +446,18 @@ def _federation_rows(facts: Facts) -> Iterator[tuple[str, ...]]:
         state += [f"point {label}" for label in each["points"][:3]]
         counted = f"{sum(each['resigned'].values()):,}"
         yield str(each["name"]), str(facts["address"]), str(len(each["federates"])), *numbers, counted, ", ".join(state)
+
+
+def _federate_rows(federation: Facts) -> Iterator[tuple[str, ...]]:
+    """The federates of a federation execution, by what its management object model says of each."""
+    for each in federation.get("members", ()):
+        sent, received = (sum(each[f"{kind}{way}"] for kind in kinds) for kinds, way in (
+            (("updates", "interactions"), "Sent"), (("reflections", "interactions"), "Received"),
+        ))  # fmt: skip
+        numbers = (f"{each[key]:g}" if each[key] is not None else "-" for key in ("time", "lookahead"))
+        waiting = f"{each['ROlength'] + each['TSOlength']:,}"
+        state = "advances" if each["advancing"] else ""
+        yield each["name"], federation["name"], each["type"], *numbers, f"{sent:,}", f"{received:,}", waiting, state
 
 
 def _mail(mail: Facts) -> str:

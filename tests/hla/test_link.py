@@ -244,6 +244,22 @@ def test_links_are_seen_with_all_other_servers(two: Two, eventually: Callable[..
     assert (name, at, federates, state) == ("Sea", two.link.address, "1", "link to Air")
 
 
+def test_the_federates_of_an_rti_are_seen_with_what_they_did(two: Two) -> None:
+    # Given: a federate that regulates time
+    a = two.join("a", over=False)
+    a.rti.enable_time_regulation(2.5)
+    servers = Servers(two.here, ())
+    # When
+    try:
+        found = servers.ask()
+    finally:
+        servers.close()
+    # Expect
+    [shown] = [table for table in tables(found) if table.columns[0].head == "federate"]
+    [[name, of, _, time, lookahead, sent, received, waiting, state]] = [row for row in shown.rows if row[0] == "a"]
+    assert (name, of, time, lookahead, sent, received, waiting, state) == ("a", "Air", "0", "2.5", "0", "0", "0", "")
+
+
 @pytest.mark.processes
 def test_the_command_is_a_door_to_a_federation(two: Two) -> None:
     locator = ["--at", two.here.lookup.locators[0], "--in-group", "here"]
