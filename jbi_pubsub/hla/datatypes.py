@@ -100,8 +100,10 @@ class Types(NamedTuple):
         return found
 
     def _looked_up(self, name: str, depth: int) -> DataType:
-        element = self.said.get(name) if name not in STANDARD else None  # the standard's own module has these, too
+        element = self.said.get(name)
         kind = local_name(element) if element is not None else ""
+        if name in STANDARD and (kind == "arrayData" or name == "HLAboolean"):
+            element = None  # the standard's own module has these, too
         if element is None or kind == "basicData":
             base = _standard(name)
             layout = STANDARD.get(name) or STANDARD.get(base)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -197,21 +196,22 @@ def test_one_look_for_programs(federation: Any, figures: Any, flags: list[str], 
     assert set(facts["servers"][1]["last_10_s"]) >= {"published", "delivered", "lost"}
 
 
+@pytest.mark.processes
 def test_full_queues_are_alarms_for_programs(
-    federation: Any, figures: Any, flags: list[str], said: Callable[..., Any], eventually: Callable[..., Any]
-) -> None:
-    # Given a subscriber whose application takes nothing, and more objects than its queue holds
-    pad, adapter, holds = federation.pad(), federation.light(), threading.Event()
+    federation: Any, figures: Any, flags: list[str], said: Callable[..., Any], start: Callable[..., Any],
+    eventually: Callable[..., Any],
+) -> None:  # fmt: skip
+    # Given a subscriber whose process stands still, and more objects than its queue holds
+    pad, adapter = federation.pad(), federation.light()
     registration = figures.register(adapter)
-    subscriber = federation.subscriber()
+    kind = ("--type", "mil.af.rl.jbi.Intel_Imagery")
+    process = start(*flags, "--set", "queue.bound=4", "subscribe", *kind)
+    adapter.wait_for_subscribers(registration, 1, 60.0)
+    process.signal(signal.SIGSTOP)
     try:
-        uid = subscriber.register_subscriber(
-            type_name="mil.af.rl.jbi.Intel_Imagery", bound=4, listener=lambda *_: holds.wait(120.0)
-        )
-        assert subscriber.wait_matched(uid) == 1
         for _ in range(60):
             adapter.publish(registration, figures.figure_1)
-        eventually(lambda: pad.overview()["queued"] >= 4)
+        eventually(lambda: pad.overview()["queued"] == 4)
         # When a program asks; Expect the alarm of the console's first page, with its place and what to do
         facts = json.loads(said(*flags, "top", "--every", "0.1", "--json").out)
         [full] = [each for each in facts["alarms"] if each["what"].startswith("A queue is full")]
@@ -219,7 +219,7 @@ def test_full_queues_are_alarms_for_programs(
         assert full["where"].endswith(" at alpha, rome")
         assert full["do"]
     finally:
-        holds.set()
+        process.signal(signal.SIGCONT)
 
 
 @pytest.mark.parametrize(

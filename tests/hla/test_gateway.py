@@ -21,9 +21,9 @@ from jbi_pubsub.core.errors import ConfigurationError, JbiError
 from jbi_pubsub.hla import datatypes
 from jbi_pubsub.hla.documents import TEXT_MOST, FederationEvent, metadata, payload, shown
 from jbi_pubsub.hla.execution import Callback
-from jbi_pubsub.hla.fom import parsed
 from jbi_pubsub.hla.gateway import GatewayAmbassador, _Classes
 from jbi_pubsub.hla.interactions import encoded
+from jbi_pubsub.hla.mom import with_mim
 from jbi_pubsub.hla.proxy import Module
 from jbi_pubsub.hla.server import RtiServer
 from tests.hla.parties import Federate
@@ -55,7 +55,8 @@ MODEL = b"""<?xml version="1.0"?>
  </fixedRecordData></fixedRecordDataTypes></dataTypes>
 </objectModel>
 """
-FOM, TYPES = parsed(("model.xml", MODEL)), datatypes.parsed(("model.xml", MODEL))
+FOM = with_mim([Module("model.xml", MODEL)])[1]  # an RTI adds the standard's own module
+TYPES = datatypes.parsed(("model.xml", MODEL))
 AIRCRAFT = shown(FOM, TYPES, "Air", FOM.objects[FOM.object_class("Vehicle.Aircraft") - 1], is_object=True)
 ALTITUDE, CALLSIGN, IMAGE, WHERE = (
     next(handle for handle, (each, _) in AIRCRAFT.members.items() if each == name)

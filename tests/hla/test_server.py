@@ -733,7 +733,7 @@ def test_a_monitor_of_an_rti_sees_federates_come_go_and_die_and_makes_one_resign
     assert monitor.until("remove_object_instance")[1] == instance
     # When one dies; Expect that to be reported
     b = join("b")
-    b.rti._joined()._socket.shutdown()
+    b.rti._joined()._socket.shut()
     _, got, parameters, *_ = monitor.until("receive_interaction")
     why = {fom.parameters[each - 1].name: value for each, value in parameters}["HLAfaultDescription"]
     assert (got, fom.codec("HLAunicodeString").decode(why)) == (lost, "the federate's connection was closed")

@@ -192,7 +192,7 @@ CALLS: dict[str, Choice] = {
     "send_interaction": lambda _: (CALL, ((TEXT, b"2"),), b"t"),
     "request_attribute_value_update": lambda random: (*_one(random), b"t"),
     "register_federation_synchronization_point": lambda random: (random.choice(LABELS), b"t"),
-    "synchronization_point_achieved": lambda random: (random.choice(LABELS), random.random() < 0.8),
+    "synchronization_point_achieved": lambda random: (random.choice(LABELS),),
     "unconditional_attribute_ownership_divestiture": _one,
     "negotiated_attribute_ownership_divestiture": lambda random: (*_one(random), b"t"),
     "cancel_negotiated_attribute_ownership_divestiture": _one,
