@@ -2,14 +2,15 @@
 
 A short step keeps the interpreter, or fights for it: two threads judge no faster than one, so there is one baton. lxml
 gives the interpreter away while it evaluates an expression or reads a document, which is most of a long step: while
-steps take longer than LONG_SECONDS there are more batons.
+steps take longer than LONG_SECONDS there are more batons. A step of many cheap objects is not long: it ends after half
+of that (STEP_SECONDS in tasks.py).
 """
 
 from __future__ import annotations
 
 from typing import Final, Generic, Protocol, TypeVar
 
-LONG_SECONDS: Final = 0.002
+LONG_SECONDS: Final = 0.004
 """CPU time of a usual step from which on more than one is done at a time."""
 LENGTH_SHARE: Final = 1 / 8
 """Weight of one more step in the usual one (the gain of TCP's round trip, RFC 6298)."""
@@ -53,6 +54,10 @@ class Batons(Generic[T]):
         """The owner's step is over; work that was held for that."""
         self.out.discard(owner)
         return self._held.pop(owner, [])
+
+    def is_awaited(self, owner: object) -> bool:
+        """Whether work is held for the end of the owner's step."""
+        return owner in self._held
 
     def learn(self, seconds: float) -> None:
         """Note the CPU time of a step."""

@@ -223,10 +223,11 @@ class TaskManager:
         """Lay down the baton of that owner's step: it goes to what is most important now."""
         for each in self._batons.lay_down(owner):
             self._bins.put(each, *each.place())
-        self._hand_out()
+        self._hand_out(looking=int(threading.current_thread() in self._threads))
 
-    def _hand_out(self) -> None:
-        """Give the batons that are free to what is most important now."""
+    def _hand_out(self, looking: int = 0) -> None:
+        """Give the batons that are free to what is most important now; `looking`: judging threads that need not be
+        woken, as they look for tasks next."""
         if self._parked:
             self._unpark()
         while len(self._bins) and self._batons.is_free:
@@ -236,7 +237,7 @@ class TaskManager:
                 continue
             if isinstance(next_, Task):
                 self._handed.append((next_, ticket))
-                self._wake()
+                self._wake(looking)
             else:
                 next_.ticket = ticket
                 next_.turn.set()
@@ -259,14 +260,13 @@ class TaskManager:
         if self._parked[0][2] is task:
             self._wake()
 
-    def _wake(self) -> None:
+    def _wake(self, looking: int = 0) -> None:
         number = len(self._threads)
         if number < max(1, len(self._batons.out)) and not self._is_stopping:
             name = f"{self._name}-{number + 1}" if number else self._name
             self._threads.append(threading.Thread(target=self._judge, name=name, daemon=True))
             self._threads[-1].start()
-        mine = int(threading.current_thread() in self._threads)  # it looks itself, for one
-        self._changed.notify(max(1 - mine, len(self._handed) - mine))
+        self._changed.notify(max(1, len(self._handed)) - looking)
 
     def _step(self, task: Task, ticket: Ticket, *, alone: bool = False) -> Ticket | None:
         """With the baton: one step, then it is passed on. `alone`: not, if there is a next one and nobody else wants
@@ -311,6 +311,7 @@ class TaskManager:
         elif (
             alone
             and not len(self._bins)
+            and not self._batons.is_awaited(task.owner)
             and task.cost.of(size) <= STEP_SECONDS
             and not self._is_due()
             and not self._is_stopping
@@ -349,7 +350,7 @@ class TaskManager:
                 if due > 0:
                     self._changed.wait(min(due, IDLE_SECONDS))
                 else:
-                    self._hand_out()
+                    self._hand_out(looking=1)
             task, ticket = self._handed.popleft()
         self._step(task, ticket)
 

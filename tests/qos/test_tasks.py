@@ -179,6 +179,30 @@ def test_of_one_owner_one_step_is_done_at_a_time_whatever_else_is_free() -> None
     manager.close()
 
 
+def test_work_that_is_held_waits_for_one_step_of_its_owner_not_for_all() -> None:
+    # Given: long steps are usual, two at a time; an owner's unimportant work, done at once by who brings it
+    log: list[str] = []
+    manager = TaskManager("test", STRICT, judges=2)
+    with_long_steps(manager)
+    owner = object()
+    low, high = Pieces(log, "low", 1), Pieces(log, "high", 5)
+    low.gate = threading.Event()
+    low.waiting.extend("1234")
+    high.waiting.append("1")
+    task = manager.task("judge", low, owner)
+    thread = threading.Thread(target=manager.submit, args=(task,), name="connection")
+    thread.start()
+    eventually(lambda: task.is_queued)
+    # When
+    manager.submit(manager.task("match", high, owner))
+    low.gate.set()
+    assert manager.drain(30)
+    thread.join(60.0)
+    manager.close()
+    # Expect
+    assert log == ["low1", "high1", "low2", "low3", "low4"]
+
+
 def test_of_equals_what_is_likely_to_cost_less_goes_first(manager: TaskManager) -> None:
     # Given: two tasks of equal importance, one of which has cost 10 ms a piece so far, the other 0.1 ms
     log: list[str] = []
