@@ -140,7 +140,7 @@ class Pipeline:
                 return self._judge_by_level(registration, parts, good, kept, deliveries, refused, later)
         finally:
             if parts is not None:
-                del parts.between[0]
+                parts.leave()
         return self._judge_at_once(registration, good, kept, deliveries, refused, later)
 
     def _expire(self, good: Sequence[Good], seconds: float, deliveries: Deliveries) -> None:

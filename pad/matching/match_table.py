@@ -204,25 +204,16 @@ class MatchTable:
         if parts is None or parts.between:
             return
         index = _index_of({each: self.predicate_of(each) for each in self.subscriptions()})
-        parts.is_closing = True
-        if parts.between:  # one came in at this moment: see `enter`
-            parts.is_closing = False
+        if not parts.end():  # one came in at this moment
             return
         self.parts = None
         self._use(index)
         self.version += 1
 
     def enter(self) -> Partition | None:
-        """Before objects get their positions that are to go through the levels: until `between` has no 0 any more,
-        nobody ends a move, nor the partition. None: there are no levels. One thread at a time."""
+        """See Partition, which is to be left. None: there are no levels."""
         parts = self.parts
-        if parts is None:
-            return None
-        parts.between[0] = None
-        if parts.is_closing and len(parts.between) == 1:  # see `unite`
-            del parts.between[0]
-            return None
-        return parts
+        return parts if parts is not None and parts.enter() else None
 
     def _changed(self) -> None:
         self.version += 1

@@ -7,12 +7,14 @@ position (see recent.py) go by its old level, later ones by its new one, so that
 until no object up to that position is between its levels. One that moves up would get later objects before earlier
 ones: those wait at a *barrier* until the earlier ones of their registration are through.
 
-One writer at a time (the delegate's lock). Who judges takes no lock: what is written is published as a whole, and in an
-order that loses nobody; who finds that `moves` were changed meanwhile asks again.
+One writer at a time (the delegate's lock). Several threads may judge, each the objects of another registration. They
+take no lock but when they enter and leave: what is written is published as a whole, and in an order that loses nobody;
+who finds that `moves` were changed meanwhile asks again.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
@@ -59,8 +61,11 @@ class Partition:
         """Objects beyond one of these positions wait until those of their registration up to it are through."""
         self.between: dict[int, None] = {}
         """Positions of the objects that are not through all levels; of who judges."""
-        self.is_closing = False
-        """Whether it ends if nothing is between: who would come in first steps back."""
+        self._gate = threading.Lock()
+        """For those that follow, and when it ends."""
+        self._entered = 0
+        """Threads whose objects are to get their positions."""
+        self._has_ended = False
         self._indexes = _indexes()
         for subscription, predicate in predicates.items():
             self.add(subscription, predicate)
@@ -109,6 +114,26 @@ class Partition:
         for subscription, move in self.moves.items():
             indexes[move.target].add(subscription, predicates[subscription])
         self._indexes = indexes
+
+    # -- of who judges ------------------------------------------------------------------------------------------
+
+    def enter(self) -> bool:
+        """Before objects get their positions that are to go through the levels: until `leave`, nobody ends a move, nor
+        the partition. False: it has ended."""
+        with self._gate:
+            self._entered += not self._has_ended
+            return not self._has_ended
+
+    def leave(self) -> None:
+        """Their positions are `between`."""
+        with self._gate:
+            self._entered -= 1
+
+    def end(self) -> bool:
+        """End it, unless objects are between levels, or about to be; whether it has ended."""
+        with self._gate:
+            self._has_ended = not self._entered and not self.between
+            return self._has_ended
 
     # -- of an object -------------------------------------------------------------------------------------------
 
@@ -185,6 +210,8 @@ class Partition:
         self.moves = moves
 
     def _end_moves(self, changed: Callable[[], None]) -> None:
+        if self._entered:  # before `between` is looked at: who has left has put it there
+            return
         oldest = min(list(self.between), default=FAR)
         over = {each: move for each, move in self.moves.items() if move.at < oldest}
         if not over:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import statistics
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from random import Random
 from types import SimpleNamespace
@@ -87,7 +88,7 @@ def test_a_table_stays_partitioned_while_an_object_is_between_its_levels() -> No
     table.unite()
     assert table.parts is parts
     # When
-    parts.between.clear()
+    parts.leave()
     table.unite()
     # Expect
     assert table.parts is None
@@ -461,6 +462,45 @@ def test_who_is_important_waits_for_few_predicates_however_many_there_are(lanes:
     assert p95[True][5] < 0.25 * p95[True][1]
     assert p95[True][5] < 0.05
     assert min(counts.values()) > 50
+
+
+def test_two_registrations_of_a_topic_go_through_its_levels_at_the_same_time(lanes: Callable[..., Lanes]) -> None:
+    # Given: long steps are usual, so that two are done at a time; a partitioned table of two registrations
+    turns = TaskManager("test", judges=2)
+    for _ in range(20):
+        turns.run(Contract(), object(), lambda: sum(range(300_000)))
+    made = lanes(turns)
+    for importance in (5, 1):
+        made.subscribe("", importance)
+    made.table.partition()
+    assert made.registrations[0].topic is made.registrations[1].topic
+    hand_out, inside = made.pipeline.distribution.hand_out, threading.Barrier(2)
+    handed: list[tuple[str, int]] = []
+    come: list[Parcel] = []
+    lock = threading.Lock()
+
+    def noted(parcel: Parcel, matched: list[Subscription], *rest: Any, **options: Any) -> Any:
+        with lock:
+            come.append(parcel)
+        if len(come) <= 2:
+            inside.wait(30)  # each is between its levels when the other one comes
+        handed.extend((parcel.head.object_id, each.contract.level + 1) for each in matched if each.contract)
+        return hand_out(parcel, matched, *rest, **options)
+
+    made.pipeline.distribution.hand_out = noted  # type: ignore[method-assign]
+    # When
+    publishers = [threading.Thread(target=made.publish, args=(r, b'<m n="1"/>')) for r in made.registrations]
+    for each in publishers:
+        each.start()
+    for each in publishers:
+        each.join(60)
+    assert turns.drain(30)
+    turns.close()
+    # Expect: each object once at each level, nothing refused, and nothing left between the levels
+    assert Counter(handed) == Counter((object_id_of(r.uid, 1), level) for r in made.registrations for level in (5, 1))
+    assert not made.admission._refused
+    made.table.unite()
+    assert made.table.parts is None
 
 
 def publish(made: Lanes, count: int) -> None:
