@@ -65,6 +65,9 @@ class Gate:
 
     def content(self, _path: Any, _tags: Any) -> None: ...
 
+    def impossible(self, _said: str, _namespaces: Any) -> tuple[str, ...]:
+        return ()
+
     def is_invariant(self, _path: Any) -> bool:
         return False
 

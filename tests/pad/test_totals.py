@@ -61,6 +61,9 @@ class Gate:
 
     def validate(self, _root: Any) -> None: ...
 
+    def impossible(self, _said: str, _namespaces: Any) -> tuple[str, ...]:
+        return ()
+
     def check_invariants(self, _root: Any, _registered: Any, _metadata: bytes = b"") -> None: ...
 
 
