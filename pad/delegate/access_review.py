@@ -97,8 +97,7 @@ class AccessReview:
         self._checked = in_force
         with self._tables.lock:
             registrations = list(self._tables.registrations.values())
-        for gate in {each.gate.type: each.gate for each in registrations if each.judgement.validates}.values():
-            self._contracts.check_type(gate)
+        self._contracts.check_types(each.gate for each in registrations if each.judgement.validates)
 
     def _may_publish(self, connection: PublisherConnection) -> bool:
         caller = connection.caller

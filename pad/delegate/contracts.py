@@ -6,7 +6,7 @@ Under the delegate's lock; without quality of service nothing is decided, and no
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -16,6 +16,7 @@ from jbi_pubsub.core.access import AccessPolicy, Action, AllowAll, Subject, dema
 from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import AccessDeniedError
+from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import TypeName
 from jbi_pubsub.core.quality import Contract, GrantedQos, Wish, unmanaged
 from jbi_pubsub.core.wire.endpoint import Caller
@@ -80,7 +81,8 @@ class QosContracts:
         self.offers: Final = Offers()
         self._own = own
         self._is_peer = is_peer
-        self._contradictions: Cache[TypeName, tuple[str, ...]] = Cache(CONTRADICTED_MOST)
+        self._contradictions: Cache[str, tuple[str, ...]] = Cache(CONTRADICTED_MOST)
+        """Warnings by the digest of the schema that was judged."""
 
     def open(
         self,
@@ -113,16 +115,27 @@ class QosContracts:
             changed=lambda _given: self.tell_quality([subscription]),
         )
 
-    def check_type(self, gate: InformationTypeGate) -> None:
-        """Tell an operator of rules and policies that contradict the schema of a type."""
+    def check_type(self, gate: InformationTypeGate, told: Container[str] = ()) -> None:
+        """Tell an operator of rules and policies that contradict the schema of a type, but for what was `told`; once
+        for each schema, until `check_types`."""
+        if gate.digest in self._contradictions:
+            return
+        said: list[str] = []
         asked = gate.type.name, gate.type.version, gate.impossible
-        said = self.permissions.access.contradictions(*asked)
-        said += self.quality.contradictions(*asked) if self.quality is not None else []
-        before = self._contradictions.get(gate.type, ())
-        self._contradictions[gate.type] = tuple(said)
+        with guarded("judging rules by a schema"):  # a doubt of ours refuses no publisher
+            said += self.permissions.access.contradictions(*asked)
+            said += self.quality.contradictions(*asked) if self.quality is not None else []
+        self._contradictions[gate.digest] = tuple(said)
         for line in said:
-            if line not in before:
+            if line not in told:
                 log.warning("%s", line)
+
+    def check_types(self, gates: Iterable[InformationTypeGate]) -> None:
+        """Others are in force: the same for all these types, and no others."""
+        told = set(self.contradictions())
+        self._contradictions.clear()
+        for gate in gates:
+            self.check_type(gate, told)
 
     def contradictions(self) -> list[str]:
         """Warnings of `check_type` that hold now."""
