@@ -226,8 +226,7 @@ class TaskManager:
         self._hand_out(looking=int(threading.current_thread() in self._threads))
 
     def _hand_out(self, looking: int = 0) -> None:
-        """Give the batons that are free to what is most important now; `looking`: judging threads that need not be
-        woken, as they look for tasks next."""
+        """Give the free batons to what is most important now; `looking`: threads that look for tasks next, unwoken."""
         if self._parked:
             self._unpark()
         while len(self._bins) and self._batons.is_free:

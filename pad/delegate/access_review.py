@@ -95,9 +95,11 @@ class AccessReview:
         if (in_force := self._in_force) == self._checked:
             return
         self._checked = in_force
+        told = self._contracts.forget_types()  # first: a type that comes meanwhile is judged by both or by one
         with self._tables.lock:
             registrations = list(self._tables.registrations.values())
-        self._contracts.check_types(each.gate for each in registrations if each.judgement.validates)
+        for gate in {each.gate.digest: each.gate for each in registrations if each.judgement.validates}.values():
+            self._contracts.check_type(gate, told)
 
     def _may_publish(self, connection: PublisherConnection) -> bool:
         caller = connection.caller

@@ -117,7 +117,7 @@ class QosContracts:
 
     def check_type(self, gate: InformationTypeGate, told: Container[str] = ()) -> None:
         """Tell an operator of rules and policies that contradict the schema of a type, but for what was `told`; once
-        for each schema, until `check_types`."""
+        for each schema, until `forget_types`."""
         if gate.digest in self._contradictions:
             return
         said: list[str] = []
@@ -130,12 +130,11 @@ class QosContracts:
             if line not in told:
                 log.warning("%s", line)
 
-    def check_types(self, gates: Iterable[InformationTypeGate]) -> None:
-        """Others are in force: the same for all these types, and no others."""
+    def forget_types(self) -> set[str]:
+        """Before rules and policies that are in force now are judged by all types again; what was told of them."""
         told = set(self.contradictions())
         self._contradictions.clear()
-        for gate in gates:
-            self.check_type(gate, told)
+        return told
 
     def contradictions(self) -> list[str]:
         """Warnings of `check_type` that hold now."""

@@ -699,3 +699,24 @@ def test_a_mail_subscription_of_before_there_were_rules_is_its_makers(
         pad.delegate.expire()
         assert len(pad.delegate.mail.rows()) == left
         pad.stop(0.0)
+
+
+def test_an_operator_is_told_of_rules_that_contradict_the_types_that_are_there(
+    federation: Any, figures: Any, policy: Any, put_in_force: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    # Given a rule that asks for what no metadata of the type have
+    doubtful = ALL_OF_IT + "[[access]]\naction = 'subscribe'\nallow = false\nwhere = '//latt'\n"
+    policy.write(doubtful)
+    pad, publisher = federation.pad("alpha", "rome"), federation.light()
+    figures.register(publisher)
+    told = pad.status().access.contradictions
+    assert len(told) == 1
+    assert "did you mean lat?" in told[0]
+    # When others are in force, which have the rule as well, expect it to be told once
+    put_in_force(pad, policy, doubtful + "[[access]]\nuser = 'eve'\naction = 'subscribe'\n")
+    assert pad.status().access.contradictions == told
+    assert [record.getMessage() for record in caplog.records].count(told[0]) == 1
+    # When the type has left, and others are in force, expect nothing any more
+    publisher.close()
+    put_in_force(pad, policy, doubtful + "[[access]]\nuser = 'mallory'\naction = 'subscribe'\n")
+    assert pad.status().access.contradictions is msgspec.UNSET
