@@ -17,7 +17,7 @@ refused. Relative paths start at the document element, as in evaluation.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from itertools import count
@@ -29,7 +29,9 @@ from elementpath import ElementPathError, XPath1Parser
 from jbi_pubsub.codegen.binder import Binder, Node, Slot
 from jbi_pubsub.codegen.model import XML
 from jbi_pubsub.codegen.values import INTEGERS, NotAValueError, canonical_text
-from jbi_pubsub.lookup.entry import EntryRep, canonical
+from jbi_pubsub.core.near import near_name
+from jbi_pubsub.core.xpath.impossible import MAX_REASONS, ImpossibleCondition
+from jbi_pubsub.lookup.entry import EntryClass, EntryRep, canonical
 
 MAX_PREDICATE_CHARS: Final = 16_384
 """Longer predicates are generated ones; parsing this much takes about 0.1 s."""
@@ -39,6 +41,13 @@ MAX_EXACT_INTEGER: Final = 1 << 53
 
 MAX_EXACT_DIGITS: Final = 14
 """Distinct decimals of so many digits stay distinct doubles, even if either is off by a few last bits (libxml2)."""
+
+REGISTERED_MOST: Final = 100
+"""Registrations whose invariants are compared with a predicate, some 2 ms; of more nothing is said."""
+
+VALUES_SHOWN: Final = 8
+VALUE_MOST: Final = 40
+"""Invariant values told as the reason, and characters of each."""
 
 _LONG_NUMBER: Final = re.compile(r"\d{400}")  # the largest double has 309 digits; Python prints no more than 4,300
 _COMPARISONS: Final = frozenset(("=", "!=", "<", "<=", ">", ">="))
@@ -107,6 +116,38 @@ def derive(binder: Binder, predicate: str, namespaces: Mapping[str, str]) -> Der
     except RecursionError:  # a tower of brackets or minus signs: lxml decides what becomes of it
         return _nothing(predicate, "nested too deeply")
     return Derivation(predicate, tuple(work.conditions), work.templates())
+
+
+def unmet(
+    binder: Binder, predicate: str, namespaces: Mapping[str, str], registered: Collection[Sequence[EntryRep]]
+) -> tuple[ImpossibleCondition, ...]:
+    """Why `predicate` is false for whatever `registered` publish, by their invariants; () if it may be true for what
+    one of them does."""
+    if len(registered) > REGISTERED_MOST:
+        return ()
+    demands = [each for each in derive(binder, predicate, namespaces).conditions if each.went == "template"]
+    found: dict[Demand, dict[str, None]] = {}
+    for entries in registered:
+        texts = {each: _texts(binder.classes[each.entry], each.field, entries) for each in demands}
+        missed = {each: has for each, has in texts.items() if each.value not in has}
+        if not missed:
+            return ()
+        for each, has in missed.items():
+            found.setdefault(each, {}).update(dict.fromkeys(has))
+    return tuple(_contrary(each, [*has]) for each, has in list(found.items())[:MAX_REASONS])
+
+
+def _texts(cls: EntryClass, field_name: str, entries: Iterable[EntryRep]) -> list[str]:
+    """Values of a field in the entries of a class."""
+    values = (each.as_dict().get(field_name) for each in entries if cls.lineage[0] in each.cls.lineage)
+    return [value for value in values if value is not None]
+
+
+def _contrary(demand: Demand, has: Sequence[str]) -> ImpossibleCondition:
+    near = near_name(demand.value, has)
+    shown = ", ".join(repr(value[:VALUE_MOST]) for value in has[:VALUES_SHOWN])
+    reason = f"{demand.field} is invariant, and {shown or 'empty'}{', ...' if has[VALUES_SHOWN:] else ''}"
+    return ImpossibleCondition(demand.expression, f"{reason} in what is published", repr(near) if near else "")
 
 
 def _nothing(predicate: str, reason: str) -> Derivation:

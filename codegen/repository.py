@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -160,11 +160,18 @@ class InformationType:
         except UnclearError:
             return None
 
-    def impossible(self, expression: str, namespaces: Mapping[str, str]) -> tuple[str, ...]:
-        """Why an XPath is false for, or selects nothing in, all valid documents; () if it may not, or none can say."""
-        if self._outline is None:
-            return ()
-        return tuple(map(str, impossible(expression, namespaces, self._outline, dict(self.model.prefixes))))
+    def impossible(
+        self, expression: str, namespaces: Mapping[str, str], registered: Collection[Sequence[EntryRep]] = ()
+    ) -> tuple[str, ...]:
+        """Why an XPath is false for, or selects nothing in, all valid documents; () if it may not, or none can say.
+        `registered`: the entries of all registrations whose documents it is asked of; () for any."""
+        outline = self._outline
+        why = impossible(expression, namespaces, outline, dict(self.model.prefixes)) if outline is not None else ()
+        if not why and registered:
+            from jbi_pubsub.codegen.derive import unmet  # see explain
+
+            why = unmet(self._binder, expression, namespaces, registered)
+        return tuple(map(str, why))
 
     def derive(self, predicate: str, namespaces: Mapping[str, str] = {}) -> tuple[EntryRep, ...]:
         """Entry templates that match whatever publishes an object for which `predicate` is true; () for none."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from jbi_pubsub.core.documents import Particle, Texts
@@ -41,7 +41,12 @@ class UntypedGate:
         """Nothing can be said."""
         return ""
 
-    def impossible(self, expression: str, namespaces: Mapping[str, str]) -> tuple[str, ...]:  # noqa: ARG002
+    def impossible(
+        self,
+        expression: str,  # noqa: ARG002
+        namespaces: Mapping[str, str],  # noqa: ARG002
+        registered: Collection[Sequence[EntryRep]] = (),  # noqa: ARG002
+    ) -> tuple[str, ...]:
         """Nothing is."""
         return ()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from itertools import chain, groupby, islice
 from typing import Any, Final
@@ -106,7 +106,12 @@ class _Gate:
 
     def content(self, path: Sequence[str], tags: Sequence[str]) -> None: ...
 
-    def impossible(self, expression: str, namespaces: Mapping[str, str]) -> tuple[str, ...]:  # noqa: ARG002
+    def impossible(
+        self,
+        expression: str,  # noqa: ARG002
+        namespaces: Mapping[str, str],  # noqa: ARG002
+        registered: Collection[Sequence[EntryRep]] = (),  # noqa: ARG002
+    ) -> tuple[str, ...]:
         return ()
 
     def is_invariant(self, path: Sequence[str]) -> bool:  # noqa: ARG002  # the protocol's parameter

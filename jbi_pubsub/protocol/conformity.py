@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, Protocol
 
 from jbi_pubsub.core.documents import ANY, ANY_TEXT, Grammar, Invariants, Particle, Texts, Traced, known_documents
@@ -38,8 +38,11 @@ class InformationTypeGate(Grammar, Protocol):
         """An XPath that holds for all documents whose entries a template matches; "" if nothing can be said so."""
         ...
 
-    def impossible(self, expression: str, namespaces: Mapping[str, str]) -> tuple[str, ...]:
-        """Why an XPath is false for, or selects nothing in, all valid documents; () if it may not, or none can say."""
+    def impossible(
+        self, expression: str, namespaces: Mapping[str, str], registered: Collection[Sequence[EntryRep]] = ()
+    ) -> tuple[str, ...]:
+        """Why an XPath is false for, or selects nothing in, all valid documents; () if it may not, or none can say.
+        `registered`: the entries of all registrations whose documents it is asked of; () for any."""
         ...
 
     def validate(self, root: Element) -> None:

@@ -288,13 +288,20 @@ class LocalSubscription:
         """A delegate or peer publisher may have said why it can match nothing there. Its application is told once."""
         if answer.granted is None:
             return
-        before = self._contradictions.get(server, _NONE)
-        self._contradictions[server] = Contradiction(answer.impossible, answer.judged)
+        with self.queue.changed:
+            before = self._contradictions.get(server, _NONE)
+            self._contradictions[server] = Contradiction(answer.impossible, answer.judged)
         if not all(each.lines for each in list(self._contradictions.values())):
             return
         for line in answer.impossible:
             if line not in before.lines:
                 matching_log.warning("subscription %s: %s", self.uid, line, extra={"subscription": self.uid})
+
+    def note_gone(self, server: str) -> None:
+        """A registration has gone at a delegate or peer publisher: the next one there has not been judged."""
+        with self.queue.changed:
+            if (said := self._contradictions.get(server)) is not None:
+                self._contradictions[server] = said._replace(judged=said.judged - 1)
 
     @property
     def request(self) -> SubscriptionRequest:

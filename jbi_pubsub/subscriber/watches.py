@@ -97,6 +97,13 @@ class TemplateWatch:
             if whom(subscription):
                 self._serve(subscription, item)
 
+    def note_gone(self, server: str) -> None:
+        """A registration at a delegate or peer publisher (service id) has gone."""
+        with self._lock:
+            subscriptions = list(self._subscriptions.values())
+        for subscription in subscriptions:
+            subscription.note_gone(server)
+
     def remove(self, subscription: LocalSubscription) -> bool:
         """Let go of a subscription; whether it was the last one."""
         with self._lock:
@@ -119,8 +126,10 @@ class _WatchListener:
             self._watch.serve_all(new, self._whom)
 
     def service_removed(self, item: ServiceItem) -> None:
-        """Nothing: the subscription stays with the delegate, which may have the next matching publisher soon. The
-        session itself notices when the delegate is gone."""
+        """A registration has gone. The subscription stays with the delegate, which may have the next matching publisher
+        soon. The session itself notices when the delegate is gone."""
+        if self._whom is _is_any:
+            self._watch.note_gone(item.proxy.service_id)
 
 
 class TemplateWatches:

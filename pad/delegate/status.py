@@ -10,7 +10,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from jbi_pubsub.core.errors import ConfigurationError, UnknownUidError
-from jbi_pubsub.core.info_object import Head
+from jbi_pubsub.core.info_object import Head, TypeName
 from jbi_pubsub.pad.delegate.contracts import DelegateCore
 from jbi_pubsub.pad.delegate.overview import (
     leases_ending,
@@ -32,9 +32,10 @@ from jbi_pubsub.pad.matching.explanation import (
     queue_of,
     recall,
 )
-from jbi_pubsub.pad.matching.registration import Registration
+from jbi_pubsub.pad.matching.registration import Entries, Registration
 from jbi_pubsub.pad.model.events import proved
 from jbi_pubsub.pad.model.subscription import Subscription, shown
+from jbi_pubsub.protocol.conformity import InformationTypeGate
 from jbi_pubsub.protocol.requests import SubscriptionRequest
 from jbi_pubsub.protocol.status.delegate import (
     BuffersStatus,
@@ -206,14 +207,18 @@ class StatusReports:
         ]
 
     def impossible(self, request: SubscriptionRequest) -> tuple[tuple[str, ...], int]:
-        """Why a subscription can match nothing of what is registered here, as it contradicts the schemas, and of how
-        many registrations that is said; () and 0 if it may, or that is not known."""
+        """Why a subscription can match nothing of what is registered here, as it contradicts their schemas or
+        invariants, and of how many registrations that is said; () and 0 if it may, or that is not known."""
         with self._tables.lock:
             topics = [each for each in self._tables.topics.find(request.entries) if each.registrations]
-        gates = {each.type: each.gate for each in topics if each.gate is not None}
-        if len(gates) > TYPES_JUDGED or any(each.gate is None for each in topics):
+        found: dict[TypeName, tuple[InformationTypeGate, list[Entries]]] = {}
+        for each in topics:
+            if each.gate is None:
+                return (), 0
+            found.setdefault(each.type, (each.gate, []))[1].append(each.entries)
+        if len(found) > TYPES_JUDGED:
             return (), 0
-        return contradictions(request, list(gates.values())), sum(each.registrations for each in topics)
+        return contradictions(request, [*found.values()]), sum(each.registrations for each in topics)
 
     def explain(self, uid: str, metadata: bytes, payload: bytes, head: Head | None = None) -> dict[str, object]:
         """Why an object would be delivered to a subscription, or not, for each registration here, as plain data (see

@@ -10,7 +10,7 @@ Rules:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -85,9 +85,11 @@ def explain(
     }
 
 
-def contradictions(request: SubscriptionRequest, gates: Sequence[InformationTypeGate]) -> tuple[str, ...]:
-    """Why a request contradicts the schemas of all these types, in whose documents its XPaths find nothing; () if it
-    does not."""
+def contradictions(
+    request: SubscriptionRequest, registered: Collection[tuple[InformationTypeGate, Collection[Sequence[EntryRep]]]]
+) -> tuple[str, ...]:
+    """Why a request contradicts the schemas of all these types, in whose documents its XPaths find nothing, or the
+    invariants of all their registrations; () if it does not."""
     if request.language != XPATH or request.view != "metadata":
         return ()
     own, found = dict(request.namespaces), {}
@@ -97,8 +99,11 @@ def contradictions(request: SubscriptionRequest, gates: Sequence[InformationType
         ("latest_by ", request.start.latest_by, own),
         ("replace ", replace, NO_NAMESPACES),
     ):
-        said = [gate.impossible(expression, namespaces) if expression else () for gate in gates]
-        if all(said):
+        said = [
+            gate.impossible(expression, namespaces, () if name else entries) if expression else ()
+            for gate, entries in registered
+        ]
+        if said and all(said):
             found.update(dict.fromkeys(f"{name}{each}" for lines in said for each in lines))
     return tuple(found)
 
@@ -163,6 +168,7 @@ def _first_level(subscription: Subscription, standing: Standing, root: Element, 
     type_name = standing.gate.type
     why = _misfit(standing, root)
     misses = _misses(subscription.request.entries, standing.entries) + access
+    judged = [(standing.gate, [standing.entries])] if standing.validates else []
     if not takes(subscription, standing.origin):
         misses.append("the subscription does not want what its publisher publishes (unlike, local)")
     return {
@@ -171,7 +177,7 @@ def _first_level(subscription: Subscription, standing: Standing, root: Element, 
         "matches": not why and not misses,
         "document": why or "fits",
         "misses": misses,
-        "impossible": contradictions(subscription.request, [standing.gate]) if standing.validates else (),
+        "impossible": contradictions(subscription.request, judged),
     }
 
 

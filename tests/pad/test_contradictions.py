@@ -85,6 +85,55 @@ def test_a_registration_that_comes_later_takes_the_contradiction_away(
     assert subscriber.matching(uid).impossible == ()
 
 
+@pytest.mark.parametrize("terms", [{"type_name": "Intel_Imagery"}, {"type_name": "mil.af.rl.jbi.Intel_Imagery"}, {}])
+def test_a_value_that_is_not_the_invariant_one_is_told_with_that(
+    published: Any, federation: Any, eventually: Callable[..., Any], terms: dict[str, Any]
+) -> None:
+    # Given the publisher 418th, and a subscription of another one, whose type is named in short, in full or not at all
+    subscriber = federation.subscriber()
+    predicate = "/metadata/RequiredMetadata[language = 'EN']/publisher = '419th' and //lat > 3"
+    uid = subscriber.register_subscriber(predicate=predicate, **terms)
+    # Expect to be told which condition it is, and what the registration has
+    eventually(lambda: subscriber.matching(uid).impossible)
+    (why,) = subscriber.matching(uid).impossible
+    assert why.startswith("/metadata/RequiredMetadata[language = 'EN']/publisher = '419th' can't match: ")
+    assert "publisher is invariant, and '418th' in what is published; did you mean '418th'?" in why
+
+
+def test_a_subscription_made_before_its_type_is_published_is_told_of_the_invariant_value(
+    federation: Any, figures: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given a schema and the short name of its type, which nobody publishes: the template can't have the invariants
+    federation.pad("alpha", "rome")
+    subscriber = federation.subscriber()
+    predicate = "/metadata/RequiredMetadata/publisher = '419th'"
+    uid = subscriber.register_subscriber(type_name="Intel_Imagery", schema=figures.schema, predicate=predicate)
+    # When it is published, expect the reason
+    figures.register(federation.light())
+    eventually(lambda: any("'418th' in what is published" in line for line in subscriber.matching(uid).impossible))
+
+
+def test_nothing_is_said_as_long_as_one_registration_has_the_value(
+    published: Any, federation: Any, figures: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given two registrations with other invariants
+    delegate = published.connect_to_delegate("alpha", "rome")
+    other = figures.metadata(publisher="419th")
+    second = published.register_publisher(delegate, figures.schema, other)
+    subscriber = federation.subscriber()
+    good = subscriber.register_subscriber(predicate="/metadata/RequiredMetadata/publisher = '419th'")
+    bad = subscriber.register_subscriber(predicate="/metadata/RequiredMetadata/publisher = '420th'")
+    eventually(lambda: any("'418th', '419th' in what" in line for line in subscriber.matching(bad).impossible))
+    assert subscriber.matching(good).impossible == ()
+    # When one of them gives way to one that has the value, expect nothing to be said of it
+    published.unregister_publisher(second)
+    eventually(lambda: subscriber.matching(bad).registrations == 1)
+    third = figures.metadata(publisher="420th")
+    published.register_publisher(delegate, figures.schema, third)
+    eventually(lambda: subscriber.matching(bad).registrations == 2)
+    assert subscriber.matching(bad).impossible == ()
+
+
 def test_what_a_dead_delegate_said_is_not_said_of_those_that_live(
     published: Any, federation: Any, figures: Any, eventually: Callable[..., Any]
 ) -> None:

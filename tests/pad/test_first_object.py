@@ -65,7 +65,7 @@ class Gate:
 
     def content(self, _path: Any, _tags: Any) -> None: ...
 
-    def impossible(self, _said: str, _namespaces: Any) -> tuple[str, ...]:
+    def impossible(self, _said: str, _namespaces: Any, _registered: Any = ()) -> tuple[str, ...]:
         return ()
 
     def is_invariant(self, _path: Any) -> bool:

@@ -45,7 +45,7 @@ class Gate:
     digest = "leases"
     bundle = SchemaBundle("t.xsd", ())
 
-    def impossible(self, _said: str, _namespaces: Any) -> tuple[str, ...]:
+    def impossible(self, _said: str, _namespaces: Any, _registered: Any = ()) -> tuple[str, ...]:
         return ()
 
 

@@ -61,7 +61,7 @@ class Gate:
 
     def validate(self, _root: Any) -> None: ...
 
-    def impossible(self, _said: str, _namespaces: Any) -> tuple[str, ...]:
+    def impossible(self, _said: str, _namespaces: Any, _registered: Any = ()) -> tuple[str, ...]:
         return ()
 
     def check_invariants(self, _root: Any, _registered: Any, _metadata: bytes = b"") -> None: ...
