@@ -105,6 +105,10 @@ class RangeSet:
         """The ranges, (first, last), rising."""
         return zip(self._first, self._last, strict=True)
 
+    def __reversed__(self) -> Iterator[Range]:
+        """The ranges, falling."""
+        return zip(reversed(self._first), reversed(self._last), strict=True)
+
     @property
     def top(self) -> int:
         """The greatest number; 0: there is none."""

@@ -55,7 +55,7 @@ class NodeSection(Section, frozen=True):
     object_seconds: Term = 60.0
     """Seconds in which other nodes can request an object again, for publishers without an expiration."""
     max_hops: Annotated[int, msgspec.Meta(ge=1, le=255)] = 20
-    """Nodes in sequence that forward this node's messages."""
+    """Nodes in sequence that forward this node's messages, and their repairs; nodes behind them get neither."""
     hash: Literal["md5", "sha256", "blake2b"] = "md5"
     """Hash for the names of messages between nodes; not used for security."""
     compression: Literal["none", "zlib", "bz2", "lzma"] = "none"
@@ -69,7 +69,7 @@ class NodeSection(Section, frozen=True):
     processed_hashes: Limit = 1_000_000
     """Completed messages that are remembered, to ignore repetitions."""
     ack_ranges: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 500
-    """Ranges of other nodes' messages in an announcement; the others follow in the next ones."""
+    """Ranges of its own messages in an announcement, and of other nodes'; the rest follows in the next ones."""
     query_seconds: Term = 30.0
     """Seconds that a query waits for other nodes, unless the query says otherwise."""
     reachable: tuple[Literal["delegate", "lookup"], ...] = ("delegate", "lookup")

@@ -1,8 +1,9 @@
 """Announcements of a node: who it is, and what it holds. Pure.
 
-Its own logs stand in each; those of others in turn, as many ranges as there is room for, where their origins are not
-heard themselves: those say it. The end of a burst is announced shortly, and again and again where
-something was lost lately; elsewhere as long as that takes a small part of what is sent.
+Its own logs stand in each, and those of others where their origins are not heard themselves: those say it. Of either
+as many ranges as there is room for, others each time, and of its own logs always the end. The end of a burst is
+announced shortly, and again and again where something was lost lately; elsewhere as long as that takes a small part of
+what is sent.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from typing import Final
 import msgspec
 
 from jbi_pubsub.network.bodies import LogRanges, NodeAnnouncement
-from jbi_pubsub.network.log import LogBook, LogId
+from jbi_pubsub.network.log import SERIAL_MOST, LogBook, LogId
 from jbi_pubsub.network.peers import Peers
 
 OWN_MOST: Final = 200
 """Logs of our own that an announcement tells of: that for all, and the first ones of those to one node."""
-
+RANGES_LEAST: Final = 2
+"""Ranges in an announcement, at least: the first of them is the last one of the announcement before."""
 TOLD: Final = 5
 """Announcements in which something new stands."""
 TOLD_MOST: Final = 200
@@ -29,13 +31,13 @@ class NodeAnnouncer:
     """Announcements on all networks. One thread at a time."""
 
     def __init__(self, me: bytes, first: NodeAnnouncement, ranges: int, networks: int) -> None:
-        """`first`: what stays the same in all of them; `ranges`: of the logs of others, at most."""
+        """`first`: what stays the same in all of them; `ranges`: of our own logs, and of those of others, at most."""
         self._me = me
         self._first = first
-        self._ranges = ranges
+        self._ranges = max(ranges, RANGES_LEAST)
         self._number = 0
-        self._rotations = [0] * networks
-        """Of the logs of others, the first one that stands in the next announcement, by network."""
+        self._next = {(at, is_own): (0, 1) for at in range(networks) for is_own in (False, True)}
+        """Of the logs of others and of our own, the first one in the next announcement on a network, and a serial."""
         self._settled: dict[bytes, tuple[int, int]] = {}
         """By sender up to where its log is settled, and the announcement in which that stood first."""
 
@@ -50,34 +52,40 @@ class NodeAnnouncer:
             if log.held or (is_own and not log_id.stream):
                 if is_own:
                     own.append(log_id)
-                elif not peers.is_heard(log_id.origin, log_id.epoch, at):
+                elif not peers.is_heard(log_id.origin, log_id.epoch, at) and not (log.is_far and log.goes_on(at)):
                     others.append(log_id)
         self._number += 1
-        held = (
-            *(self._ranges_of(logs, each, self._ranges, is_own=True) for each in own[:OWN_MOST]),
-            *self._rotated(at, logs, others),
-        )
+        held = (*self._of_own(at, logs, own[:OWN_MOST]), *self._in_turn(at, logs, others, self._ranges))
         if is_end:
             return msgspec.structs.replace(self._first, number=self._number, held=held)
         return msgspec.structs.replace(
             self._first, number=self._number, held=held, losses=losses, settled=self._news(logs)
         )  # fmt: skip
 
-    def _ranges_of(self, logs: LogBook, log_id: LogId, most: int, *, is_own: bool = False) -> LogRanges:
-        log = logs.get(log_id)
-        assert log is not None
-        return LogRanges(*log_id, tuple(islice(log.held, most)), log.floor if is_own else 0)
+    def _of_own(self, at: int, logs: LogBook, log_ids: Sequence[LogId]) -> list[LogRanges]:
+        """Ranges of our logs, in turn where there are many; then the last range of each stands beside."""
+        held = [(each, logs.open(each)) for each in log_ids]
+        if sum(len(log.held) for _, log in held) <= self._ranges:
+            return self._in_turn(at, logs, log_ids, self._ranges, is_own=True)
+        ends = [LogRanges(*log_id, (next(reversed(log.held)),) if log.held else (), log.floor) for log_id, log in held]
+        return ends + self._in_turn(at, logs, log_ids, max(self._ranges - len(ends), RANGES_LEAST), is_own=True)
 
-    def _rotated(self, at: int, logs: LogBook, others: Sequence[LogId]) -> list[LogRanges]:
-        """As many as there is room for, others each time."""
+    def _in_turn(
+        self, at: int, logs: LogBook, log_ids: Sequence[LogId], room: int, *, is_own: bool = False
+    ) -> list[LogRanges]:
+        """As many ranges as there is room for, others each time. Those of a log go on with the last one that was told,
+        as what lies between two of an origin's ranges is over."""
         found: list[LogRanges] = []
-        room = self._ranges
-        for turn in range(len(others)):
+        begin, serial = self._next[at, is_own]
+        self._next[at, is_own] = (begin, 1)
+        for place in range(begin, begin + len(log_ids)):
+            log = logs.open(log_ids[place % len(log_ids)])
+            ranges = tuple(islice(log.held.within(serial, SERIAL_MOST), room))
+            found.append(LogRanges(*log_ids[place % len(log_ids)], ranges, log.floor if is_own else 0))
+            room, serial = room - len(ranges), 1
             if room <= 0:
-                self._rotations[at] = (self._rotations[at] + turn) % len(others)
+                self._next[at, is_own] = (place % len(log_ids), ranges[-1][0])
                 break
-            found.append(self._ranges_of(logs, others[(self._rotations[at] + turn) % len(others)], room))
-            room -= len(found[-1].ranges)
         return found
 
     def _news(self, logs: LogBook) -> dict[bytes, int]:

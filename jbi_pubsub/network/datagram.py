@@ -198,6 +198,12 @@ def renumbered(data: bytearray, sender: bytes, number: int, *, hops: int | None 
         data[_HOPS_AT] = hops
 
 
+def passed_on(data: bytes) -> bytes | None:
+    """Packed bytes of a block as another network gets them; None: it has gone over as many nodes as it may."""
+    hops = data[_HOPS_AT] + 1
+    return data[:_HOPS_AT] + bytes((hops,)) + data[_HOPS_AT + 1 :] if hops <= data[_HOPS_AT + 1] else None
+
+
 def sent_anew(data: bytes, sender: bytes, number: int, expiration: int, *, is_repair: bool) -> bytes:
     """Packed bytes of a block that has a footer, as they are sent now, or once more: all else is as it was."""
     changed = bytearray(data)

@@ -25,7 +25,7 @@ from jbi_pubsub.network.bodies import (
     encoded_request,
 )
 from jbi_pubsub.network.cache import HeldBlocks
-from jbi_pubsub.network.datagram import Datagram, DatagramKind, DatagramMode, read
+from jbi_pubsub.network.datagram import Datagram, DatagramKind, DatagramMode, passed_on, read
 from jbi_pubsub.network.durables import DURABLE_CACHE
 from jbi_pubsub.network.flow import BlockRepair, OutgoingBlock, SeenWindow, Turn
 from jbi_pubsub.network.log import SERIAL_MOST, LogBook, LogId
@@ -174,6 +174,7 @@ class Exchange:
         if not is_new and not lacked_at:
             return False
         log.came_at = at if log.came_at < 0 else log.came_at
+        log.is_far = datagram.hops >= datagram.max_hops
         is_newest, given_up = self.held.keep(log_id, datagram, data, now + footer.expiration / 1000)
         self._give_up(given_up)
         if not is_newest:
@@ -214,7 +215,7 @@ class Exchange:
             return
         announcement = decoded_announcement(message.body)
         if self.peers.hear(message.origin, announcement, at, now):
-            self._hear(at, message.origin, announcement, now)
+            self._hear(at, message, announcement, now)
 
     def _answer(self, at: int, request: Request, asker: bytes, sender: bytes, now: float) -> None:
         """Answer what is asked for on a network; what we do not hold any more is asked for where it came from."""
@@ -228,7 +229,7 @@ class Exchange:
         self._repair(side, answers)
         for log_id, serial in lacking:
             log = self.logs.get(log_id)
-            if log is None or log.came_at in (-1, at):
+            if log is None or not log.goes_on(at):
                 continue
             if not (side.terms.reduced_relay or self.sides[log.came_at].terms.reduced_relay):
                 self.sides[log.came_at].recovery.want(log_id, serial, at, now)
@@ -237,11 +238,12 @@ class Exchange:
         found = ((log_id, serial, self.held.get(log_id, serial)) for log_id, serial in answers)
         side.repair((log_id, serial, held.level) for log_id, serial, held in found if held is not None)
 
-    def _hear(self, at: int, origin: bytes, announcement: NodeAnnouncement, now: float) -> None:
-        side = self.sides[at]
+    def _hear(self, at: int, message: NodeMessage, announcement: NodeAnnouncement, now: float) -> None:
+        """A node says what it can give. What it has of others is for its own networks: behind them others say it."""
+        side, origin = self.sides[at], message.origin
         for each in announcement.held:
-            if self.logs.concerns_us(each.log_id):
-                is_own = (each.origin, each.epoch) == (origin, announcement.epoch) and each.floor > 0
+            is_own = (each.origin, each.epoch) == (origin, announcement.epoch) and each.floor > 0
+            if self.logs.concerns_us(each.log_id) and (is_own or not message.hops):
                 with suppress(ProtocolError):  # no room for one of its logs: others have some
                     side.recovery.note_announcement(
                         each.log_id, each.ranges, now, floor=each.floor * is_own, is_own=is_own
@@ -276,10 +278,13 @@ class Exchange:
     def _data(self, at: int, side: NetworkSide, turn: Turn, now: float) -> bytes | None:
         """Bytes of what goes; None: it is over."""
         if isinstance(turn, BlockRepair):
-            held = self.held.get(turn.log_id, turn.serial)
-            if held is None or held.expires <= now or turn.log_id not in self.logs:
+            held, log = self.held.get(turn.log_id, turn.serial), self.logs.get(turn.log_id)
+            if held is None or held.expires <= now or log is None:
                 return None
-            return side.block(turn.log_id, turn.serial, held.data, now, expires=held.expires, is_repair=True)
+            block = passed_on(held.data) if log.goes_on(at) else held.data
+            if block is None:
+                return None
+            return side.block(turn.log_id, turn.serial, block, now, expires=held.expires, is_repair=True)
         if isinstance(turn, Datagram):
             return side.numbered(turn, now)
         if isinstance(turn, OutgoingBlock):

@@ -51,6 +51,12 @@ class OriginLog:
     """When anybody has said something of it last."""
     came_at: int = -1
     """Network that it came by first; -1: none."""
+    is_far: bool = False
+    """Its blocks have gone over as many nodes as they may: no other network gets or hears of them."""
+
+    def goes_on(self, at: int) -> bool:
+        """Whether a network is another one than that by which it came."""
+        return self.came_at not in (-1, at)
 
     @property
     def is_gone(self) -> bool:

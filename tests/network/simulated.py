@@ -6,7 +6,7 @@ import heapq
 import random
 from collections.abc import Callable
 
-from jbi_pubsub.network.datagram import DatagramKind, DatagramMode
+from jbi_pubsub.network.datagram import Datagram, DatagramKind, DatagramMode, read
 from jbi_pubsub.network.exchange import Exchange, ExchangeSettings
 from jbi_pubsub.network.message import NodeMessage
 from jbi_pubsub.network.side import SideTerms
@@ -25,9 +25,17 @@ class Segment:
         self.loss, self.rate, self.delay, self.overtaking = loss, rate, delay, overtaking
         self.is_cut = self.is_lossless = self.reduced_relay = False
         self.members: list[tuple[Node, int]] = []
+        self.drops: Callable[[Node, bytes], bool] = lambda node, data: False  # noqa: ARG005
+        """Whether a datagram does not come to a node, besides those that are lost by chance."""
+        self._watched: list[list[Datagram]] = []
         self._is_busy = False
         self._turn = 0
         self.bytes = self.datagrams = 0
+
+    def watch(self) -> list[Datagram]:
+        """Datagrams that go over it from now on."""
+        self._watched.append([])
+        return self._watched[-1]
 
     def kick(self) -> None:
         """Let the next member send, if something waits."""
@@ -36,7 +44,7 @@ class Segment:
         for step in range(len(self.members)):
             node, at = self.members[(self._turn + step) % len(self.members)]
             if node.is_up and node.exchange.has_outgoing(at):
-                data = node.exchange.outgoing(at, self._world.now)
+                data = node.exchange.outgoing(at, node.now)
                 if data is not None:
                     self._turn = (self._turn + step + 1) % len(self.members)
                     self._send(node, data)
@@ -47,6 +55,10 @@ class Segment:
         self._is_busy = True
         self.bytes += len(data)
         self.datagrams += 1
+        for sent in self._watched:
+            datagram = read(data)
+            assert isinstance(datagram, Datagram)
+            sent.append(datagram)
         end = world.now + len(data) / self.rate
 
         def over() -> None:
@@ -56,7 +68,7 @@ class Segment:
 
         world.at(end, over)
         for node, at in self.members:
-            if node is sender or self.is_cut or chance.random() < self.loss:
+            if node is sender or self.is_cut or chance.random() < self.loss or self.drops(node, data):
                 continue
             late = chance.uniform(0, self.overtaking) if self.overtaking and chance.random() < 0.5 else 0.0
             world.at(end + self.delay + late, lambda node=node, at=at: node.hear(at, data))  # type: ignore[misc]
@@ -66,9 +78,17 @@ class Node:
     """A node on some segments."""
 
     def __init__(
-        self, world: World, number: int, segments: list[Segment], settings: ExchangeSettings, *, epoch: int = 1
+        self,
+        world: World,
+        number: int,
+        segments: list[Segment],
+        settings: ExchangeSettings,
+        *,
+        epoch: int = 1,
+        clock: float = 0.0,
     ) -> None:
-        self._world = world
+        """`clock`: seconds by which its clock differs from the world's."""
+        self._world, self._clock = world, clock
         self.id = number.to_bytes(4) + bytes(12)
         chance = random.Random(world.chance.random())
         terms = [SideTerms(each.rate, each.is_lossless, each.reduced_relay) for each in segments]
@@ -85,11 +105,16 @@ class Node:
             segment.members.append((self, at))
         self.arm()
 
+    @property
+    def now(self) -> float:
+        """The time by its own clock."""
+        return self._world.now + self._clock
+
     def say(self, body: bytes, mode: DatagramMode = DatagramMode.RELIABLE, **given: object) -> None:
         """Say a publication now."""
         self.said.add(body)
         message = NodeMessage(DatagramKind.PUBLICATION, mode, body)._replace(**given)
-        self.exchange.say(message, self._world.now)
+        self.exchange.say(message, self.now)
         self._kick()
 
     def hear(self, at: int, data: bytes) -> None:
@@ -99,13 +124,13 @@ class Node:
             return
         self._free_at = max(self._free_at, now) + len(data) / self.most
         if self.is_up:
-            self.heard.extend(self.exchange.received(at, data, self._world.now))
+            self.heard.extend(self.exchange.received(at, data, self.now))
             self._kick()
             self.arm()
 
     def arm(self) -> None:
         """Have the next thing done when it is due."""
-        due = max(self.exchange.due(), self._world.now)
+        due = max(self.exchange.due() - self._clock + 1e-9 * bool(self._clock), self._world.now)  # or earlier, rounded
         if self.is_up and due < self._armed:
             self._armed = due
             self._world.at(due, lambda: self._tick(due))
@@ -115,7 +140,7 @@ class Node:
             return
         self._armed = float("inf")
         if self.is_up:
-            self.exchange.tick(self._world.now)
+            self.exchange.tick(self.now)
             self._kick()
             self.arm()
 

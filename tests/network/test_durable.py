@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jbi_pubsub.network.datagram import Datagram, DatagramKind, DatagramMode, Footer, read
+from jbi_pubsub.network.datagram import Datagram, DatagramKind, DatagramMode, Footer
 from jbi_pubsub.network.durables import DurableBlocks
 from jbi_pubsub.network.exchange import ExchangeSettings
 from jbi_pubsub.network.log import LogId
@@ -27,21 +27,6 @@ def _world(count: int, settings: ExchangeSettings | None = None, **given: float)
     return world, segment, [Node(world, at + 1, [segment], settings or ExchangeSettings()) for at in range(count)]
 
 
-def _watch(segment: Segment) -> list[Datagram]:
-    """Datagrams that go over it from now on."""
-    sent: list[Datagram] = []
-    send = segment._send
-
-    def watched(sender: Node, data: bytes) -> None:
-        found = read(data)
-        assert isinstance(found, Datagram)
-        sent.append(found)
-        send(sender, data)
-
-    segment._send = watched  # type: ignore[method-assign]
-    return sent
-
-
 @pytest.mark.parametrize("is_gone", [False, True])
 def test_one_who_comes_late_fetches_the_newest_update_alone(is_gone: bool) -> None:
     # Given a message of three blocks with thirty updates
@@ -54,7 +39,7 @@ def test_one_who_comes_late_fetches_the_newest_update_alone(is_gone: bool) -> No
     first.is_up = not is_gone
     # When a node comes late, perhaps when its origin has left
     world.run(20.0)
-    sent = _watch(segment)
+    sent = segment.watch()
     late = Node(world, 9, [segment], ExchangeSettings())
     world.run(40.0)
     # Expect the last update there, and no other one on the network
@@ -129,7 +114,7 @@ def test_on_a_lossless_network_a_gap_is_no_loss() -> None:
     world, segment, _ = _world(0, overtaking=0.05)
     segment.is_lossless = True
     first = Node(world, 1, [segment], ExchangeSettings())
-    sent = _watch(segment)
+    sent = segment.watch()
     other = Node(world, 2, [segment], ExchangeSettings())
     world.run(0.5)
     for number in range(100):
@@ -151,7 +136,7 @@ def test_a_reduced_network_carries_publications_alone() -> None:
     one, relay = Node(world, 1, [near], ExchangeSettings()), Node(world, 2, [near, far], ExchangeSettings())
     other = Node(world, 3, [far], ExchangeSettings())
     world.run(3.0)
-    sent = _watch(far)
+    sent = far.watch()
     one.say(b"publication")
     sequence = relay.exchange
     world.run(6.0)
