@@ -16,7 +16,7 @@ import click
 
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import AccessDeniedError, ConfigurationError, JbiError
-from jbi_pubsub.core.info_object import InfoObject
+from jbi_pubsub.core.info_object import Cause, InfoObject
 from jbi_pubsub.core.quality import Wish
 from jbi_pubsub.core.spool import COPIED_BYTES
 from jbi_pubsub.core.wire import ServiceRef
@@ -146,7 +146,7 @@ def subscribe(given: _Subscribe) -> int:
         )
     config = given.settings.load_within(given.timeout)
     wish = wish_of(given.wishes)
-    with _matches_told(), SubscriberAdapter(config) as adapter:
+    with _matches_told() as told, SubscriberAdapter(config) as adapter:
         with looking(config):
             uid = _subscribed(adapter, given, wish)
         if wish is not None:
@@ -160,7 +160,10 @@ def subscribe(given: _Subscribe) -> int:
         if not given.as_json and sys.stdout.isatty():
             console().print(f"[dim]subscription {uid}; Ctrl-C ends[/dim]")
         if not adapter.wait_matched(uid, 1, MATCHED_SECONDS):
+            if (why := adapter.refusal(uid)) is not None:
+                raise why
             _check_let_in(config)
+        told.tell_refusals()
         seen = show_objects(
             adapter, uid, count=given.count, timeout=given.timeout, as_json=given.as_json, out=given.out
         )
@@ -224,20 +227,38 @@ def _tell_granted(adapter: SubscriberAdapter, uid: SubscriptionUid, wish: Wish) 
         click.echo(printable(line), err=True)
 
 
+class _MatchHandler(logging.Handler):
+    """Tells what a subscription matches on stderr; by whom it is refused once it is known that it stands elsewhere: who
+    is refused everywhere has an error that says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._refusals: list[str] | None = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = printable(record.getMessage())
+        if self._refusals is not None and getattr(record, "cause", "") == Cause.REFUSED:
+            self._refusals.append(line)
+        else:
+            click.echo(line, err=True)
+
+    def tell_refusals(self) -> None:
+        """Those so far, and from now on each at once."""
+        lines, self._refusals = self._refusals or [], None
+        for line in lines:
+            click.echo(line, err=True)
+
+
 @contextmanager
-def _matches_told() -> Iterator[None]:
+def _matches_told() -> Iterator[_MatchHandler]:
     """Tell what the subscription matches, now and until something does, on stderr."""
-
-    class MatchHandler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            click.echo(printable(record.getMessage()), err=True)
-
-    said, was = MatchHandler(), (matching_log.level, matching_log.propagate)
+    said, was = _MatchHandler(), (matching_log.level, matching_log.propagate)
     matching_log.addHandler(said)
     matching_log.setLevel(logging.INFO)
     matching_log.propagate = False
     try:
-        yield
+        yield said
+        said.tell_refusals()
     finally:
         matching_log.removeHandler(said)
         matching_log.setLevel(was[0])

@@ -185,7 +185,9 @@ class LossAccount:
         facts = {"subscription": self._uid, "cause": cause.value, "count": total if before else count}
         why = f"{cause}, {detail}" if detail else cause
         if cause is Cause.REFUSED and not count:
-            log.warning("subscription %s is refused: %s", self._uid, detail or "access was withdrawn", extra=facts)
+            matching_log.warning(
+                "subscription %s is refused: %s", self._uid, detail or "access was withdrawn", extra=facts
+            )
             return
         log.warning("subscription %s lost %s: %s", self._uid, number, why, extra=facts)
 

@@ -91,7 +91,7 @@ class Durables:
             if found is not None and (has := found.session) not in (None, session) and has and not has.has_gone:
                 session.note_refused()  # it is told when that may have changed
                 raise ConfigurationError(
-                    f"durable subscription {name!r} is open in another process of {has.name[:100]!r}",
+                    f"durable subscription {name!r} is open in another process, {has.name[:100]!r}",
                     hint="Close it there first, or take another name",
                 )
             kept = kept_terms(request)

@@ -72,6 +72,26 @@ def test_a_query_that_contradicts_the_schema_is_told_why(
 
 
 @pytest.mark.usefixtures("archive")
+def test_a_durable_subscription_that_another_process_has_is_told_once(
+    federation: Any, said: Callable[..., Any], flags: list[str], eventually: Callable[..., Any]
+) -> None:
+    # Given a durable subscription that a process has open
+    subscriber = federation.subscriber()
+    uid = subscriber.register_subscriber(type_name="Intel_Imagery", durable="fusion-1")
+    assert subscriber.wait_matched(uid) == 1
+    # When it is opened again; Expect an error at once, in one line that says what to do
+    begun = time.monotonic()
+    answer = said(
+        *flags, "subscribe", "--type", "Intel_Imagery", "--durable", "fusion-1", "--count", "1", "--timeout", "300"
+    )
+    assert (answer.code, answer.out) == (2, "")
+    assert time.monotonic() - begun < 60.0
+    (told,) = [line for line in answer.err.splitlines() if "none so far" not in line]
+    assert told.startswith("jbi: durable subscription 'fusion-1' is open in another process, 'subscriber-")
+    assert told.endswith("'. Close it there first, or take another name")
+
+
+@pytest.mark.usefixtures("archive")
 def test_a_durable_subscription_is_ended_by_its_name(
     federation: Any, said: Callable[..., Any], flags: list[str], eventually: Callable[..., Any]
 ) -> None:
