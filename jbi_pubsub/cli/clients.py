@@ -228,7 +228,7 @@ def _tell_granted(adapter: SubscriberAdapter, uid: SubscriptionUid, wish: Wish) 
 
 
 class _MatchHandler(logging.Handler):
-    """Tells what a subscription matches on stderr; by whom it is refused once it is known that it stands elsewhere: who
+    """Tells what a subscription matches on stderr; by whom it is refused once it is known that it is active elsewhere: who
     is refused everywhere has an error that says so."""
 
     def __init__(self) -> None:
