@@ -228,8 +228,8 @@ def _tell_granted(adapter: SubscriberAdapter, uid: SubscriptionUid, wish: Wish) 
 
 
 class _MatchHandler(logging.Handler):
-    """Tells what a subscription matches on stderr; by whom it is refused once it is known that it is active elsewhere: who
-    is refused everywhere has an error that says so."""
+    """Tells what a subscription matches on stderr, and by whom it is refused once it is known that it is active
+    elsewhere: who is refused everywhere has an error that says so."""
 
     def __init__(self) -> None:
         super().__init__()
