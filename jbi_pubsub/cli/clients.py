@@ -160,9 +160,7 @@ def subscribe(given: _Subscribe) -> int:
         if not given.as_json and sys.stdout.isatty():
             console().print(f"[dim]subscription {uid}; Ctrl-C ends[/dim]")
         if not adapter.wait_matched(uid, 1, MATCHED_SECONDS):
-            if (why := adapter.refusal(uid)) is not None:
-                raise why
-            _check_let_in(config)
+            _check_let_in(adapter, uid, config)
         told.tell_refusals()
         seen = show_objects(
             adapter, uid, count=given.count, timeout=given.timeout, as_json=given.as_json, out=given.out
@@ -199,9 +197,11 @@ def enough(seen: int, count: int | None, why: str = "") -> int:
     return 1
 
 
-def _check_let_in(config: Config) -> None:
-    """Where nothing matches nobody is asked: so who may not even connect would wait for what never comes. Raises
-    AccessDeniedError when that is so at each delegate that is listed."""
+def _check_let_in(adapter: SubscriberAdapter, uid: SubscriptionUid, config: Config) -> None:
+    """Raises what a subscription is refused with. Where nothing matches nobody is asked: so who may not even connect
+    would wait for what never comes. Raises AccessDeniedError when that is so at each delegate that is listed."""
+    if (refused := adapter.refusal(uid)) is not None:
+        raise refused
     with community(config) as joined:
         items = joined.lookup(ServiceTemplate(types=(PAD_TYPE,)), DELEGATES_ASKED)
     why: AccessDeniedError | None = None
