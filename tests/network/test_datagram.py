@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +17,7 @@ from jbi_pubsub.network.datagram import (
     DatagramMode,
     Extension,
     Footer,
+    hash_of,
     packed,
     read,
     renumbered,
@@ -106,6 +109,24 @@ def test_offsets_are_those_of_the_page_of_the_protocol() -> None:
         " 00 01 02 03 04 05 06 07 08 09 0a 0b 0c 0d 0e 0f 00 00 00 00 00 00 00 05"
         " 02 00 01 03"
     )
+
+
+@pytest.mark.row("G-41")
+def test_the_example_on_the_page_of_the_protocol_is_a_datagram_and_its_offsets_are_right() -> None:
+    # Given the rows of the table on docs/network.md: offsets, bytes, fields
+    page = (Path(__file__).parents[2] / "docs" / "network.md").read_text()
+    rows = re.findall(r"^\| ([0-9, ]+) \| `([0-9a-f ]+)` \|", page, re.MULTILINE)
+    data = b""
+    for offsets, text in rows:
+        assert int(offsets.partition(",")[0]) == len(data), offsets
+        data += bytes.fromhex(text)
+    # Expect a datagram that says what stands there
+    found = read(data)
+    assert isinstance(found, Datagram)
+    assert bytes(found.data) == b"an object"
+    assert found.message == hash_of(b"an object", 0)
+    assert (found.kind, found.mode, found.number) == (DatagramKind.PUBLICATION, DatagramMode.RELIABLE, 21)
+    assert found.footer == Footer(1, 0, 9, 59_997)
 
 
 @pytest.mark.row("G-128")

@@ -61,6 +61,7 @@ def test_publications_push_out_no_durable_message() -> None:
     assert other.exchange.held.size < 25_000
 
 
+@pytest.mark.row("G-89")
 def test_a_durable_message_is_said_again_as_long_as_its_node_lives() -> None:
     # Given one that lives for ten seconds
     world, segment, (first, _) = _world(2)
@@ -127,7 +128,7 @@ def test_on_a_lossless_network_a_gap_is_no_loss() -> None:
     assert len(late.heard) == 100
 
 
-@pytest.mark.row("G-96")
+@pytest.mark.row("G-96", "G-66")
 def test_a_reduced_network_carries_publications_alone() -> None:
     # Given two networks, one of them far and narrow, with a node on both
     world = World(1)

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from jbi_pubsub.network.datagram import DatagramKind, DatagramMode
+from jbi_pubsub.network.datagram import DATA_MOST, DatagramKind, DatagramMode
 from jbi_pubsub.network.exchange import ExchangeSettings
 from jbi_pubsub.network.links.link import DatagramLink
 from jbi_pubsub.network.links.tcp import TcpLink
 from jbi_pubsub.network.links.udp import UdpLink
 from jbi_pubsub.network.links.zenoh import ZenohLink
-from jbi_pubsub.network.message import NodeMessage
+from jbi_pubsub.network.message import MessageForm, NodeMessage
 from jbi_pubsub.network.network import Network, NetworkLink
 
 from .linked import free_port, new_group
@@ -64,12 +64,13 @@ def nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[
     monkeypatch.setenv("ZENOH_CONFIG", str(alone))
     made: list[Network] = []
 
-    def start(links: list[DatagramLink]) -> list[tuple[Network, list[Any]]]:
+    def start(*of_nodes: list[DatagramLink], block: int = 1_360) -> list[tuple[Network, list[Any]]]:
         found = []
-        for number, link in enumerate(links, 1):
+        for number, links in enumerate(of_nodes, 1):
             heard: list[NodeMessage] = []
-            settings = ExchangeSettings(name=f"node {number}", announce_seconds=0.3)
-            made.append(Network(bytes([number]) * 16, 1, [NetworkLink(link, 20e6)], heard.append, settings))
+            settings = ExchangeSettings(name=f"node {number}", announce_seconds=0.3, form=MessageForm(block=block))
+            on = [NetworkLink(link, 20e6) for link in links]
+            made.append(Network(bytes([number]) * 16, 1, on, heard.append, settings))
             made[-1].start()
             found.append((made[-1], heard))
         return found
@@ -84,7 +85,7 @@ def test_each_node_hears_all_that_others_say(
     links: Callable[[], list[DatagramLink]], nodes: Callable[..., Any], eventually: Callable[..., Any]
 ) -> None:
     # Given four nodes that know each other
-    made = nodes(links())
+    made = nodes(*([each] for each in links()))
     eventually(
         lambda: all(len(network.peers()) == 3 for network, _ in made), what=lambda: [n.status() for n, _ in made]
     )
@@ -105,3 +106,44 @@ def test_each_node_hears_all_that_others_say(
             if me != bytes([at + 1]) * 16:
                 assert sorted(each.body for each in heard if each.origin == me) == bodies
     assert all(network.status()["faults"] == {} for network, _ in made)
+
+
+@pytest.mark.row("G-39")
+def test_a_node_is_on_networks_of_several_kinds_at_once(
+    nodes: Callable[..., Any], eventually: Callable[..., Any]
+) -> None:
+    # Given a node on networks of three kinds, and one more on each of them
+    group, port, ports, at = new_group(), free_port(), (free_port(), free_port()), free_port(socket.SOCK_STREAM)
+    between = [
+        UdpLink(group, port, interfaces=["lo"]), UdpLink("", ports[0], peers=[("127.0.0.1", ports[1])]),
+        TcpLink("127.0.0.1", at),
+    ]  # fmt: skip
+    made = nodes(
+        between, [UdpLink(group, port, interfaces=["lo"])], [UdpLink("", ports[1], peers=[("127.0.0.1", ports[0])])],
+        [TcpLink(peers=[("127.0.0.1", at)])],
+    )  # fmt: skip
+    eventually(lambda: all(len(network.peers()) == 3 for network, _ in made))
+    # When each says something, expect it at all others, once
+    for number, (network, _) in enumerate(made):
+        network.say(NodeMessage(DatagramKind.PUBLICATION, DatagramMode.RELIABLE, b"%d" % number), 20.0)
+    eventually(lambda: all(len(heard) >= 3 for _, heard in made))
+    for number, (network, heard) in enumerate(made):
+        assert sorted(each.body for each in heard) == [b"%d" % each for each in range(4) if each != number]
+        assert network.status()["faults"] == {}
+
+
+@pytest.mark.row("G-57")
+@pytest.mark.parametrize("links", [udp_peers, udp_group])
+def test_blocks_of_the_largest_datagrams_go_over_udp(
+    links: Callable[[], list[DatagramLink]], nodes: Callable[..., Any], eventually: Callable[..., Any]
+) -> None:
+    # Given nodes whose datagrams are as large as UDP has them
+    made = nodes(*([each] for each in links()), block=DATA_MOST)
+    eventually(lambda: all(len(network.peers()) == 3 for network, _ in made))
+    # When one says a message of four of them, and one of the largest block alone
+    said = [bytes(3 * DATA_MOST) + b"end", b"x" * DATA_MOST]
+    for body in said:
+        made[0][0].say(NodeMessage(DatagramKind.PUBLICATION, DatagramMode.RELIABLE, body), 20.0)
+    # Expect both at all others
+    eventually(lambda: all(len(heard) == 2 for _, heard in made[1:]))
+    assert all(sorted(each.body for each in heard) == sorted(said) for _, heard in made[1:])

@@ -228,6 +228,17 @@ def test_buffers_are_as_they_are_wished() -> None:
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) == 80_000
 
 
+@pytest.mark.row("G-66")
+@pytest.mark.parametrize("ttl", [1, 7])
+@pytest.mark.parametrize("group", ["239.78.1.2", "ff02::4a43"])
+def test_multicast_goes_over_as_many_routers_as_it_is_set(group: str, ttl: int) -> None:
+    four, six = (socket.IPPROTO_IP, socket.IP_MULTICAST_TTL), (socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_HOPS)
+    with driven(on_lo(group, free_port(), ttl=ttl)) as net:
+        [sock] = net.links[0].sockets()
+        assert isinstance(sock, socket.socket)
+        assert sock.getsockopt(*(six if ":" in group else four)) == ttl
+
+
 def test_bytes_that_have_not_left_are_known(pair: Driven) -> None:
     # Given a link that holds back what it is given
     [sock] = pair.links[0].sockets()

@@ -184,6 +184,7 @@ def test_logs_of_one_origin_and_of_those_that_are_unknown_are_bounded() -> None:
     assert _hear(exchange, _block(LIAR, 1, b"heard"))
 
 
+@pytest.mark.row("G-181")
 def test_what_a_liar_announces_is_asked_for_ever_more_seldom_and_then_given_up() -> None:
     # Given one who announces what nobody holds, of a node that is not there
     exchange = _exchange(settings=ExchangeSettings(announce_seconds=2.0, node_timeout=5.0))
@@ -202,6 +203,7 @@ def test_what_a_liar_announces_is_asked_for_ever_more_seldom_and_then_given_up()
     assert _hear(exchange, _block(OTHER, 50, b"late"), now)
 
 
+@pytest.mark.row("G-181")
 def test_one_who_asks_for_everything_for_ever_leaves_room_for_what_is_new() -> None:
     # Given a node that has said a thousand blocks, and one who asks for all of them again and again
     exchange = _exchange(settings=ExchangeSettings())

@@ -132,6 +132,7 @@ def test_tactical_computers_share_while_they_meet_and_go_on_alone(
         assert bytes(subscriber.receive(uid, 60.0).payload) == b"alone"
 
 
+@pytest.mark.row("G-12")
 def test_computers_on_a_radio_share_what_their_applications_want(
     deployed: Callable[..., NodeService], world: str, figures: Any, eventually: Any
 ) -> None:

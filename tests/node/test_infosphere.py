@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -245,6 +247,26 @@ def test_what_a_nodes_subscribers_want_is_remembered_while_it_is_away(side: Info
     side.published()
     # Expect it to want nothing still
     assert not side._remote.is_wanted(TYPE)
+
+
+@pytest.mark.row("G-56")
+def test_registrations_of_a_silent_node_end_after_their_time_and_return_with_it(
+    wire: Wire, eventually: Callable[..., Any]
+) -> None:
+    # Given registrations of a node, at one that waits for long and at one that does not
+    sides = [Infosphere(lambda: wire, NodeSection(sequence_timeout=each), "bridge") for each in (60.0, 0.2)]
+    for message in as_said(Infosphere(lambda: wire, NodeSection(), "other"), wire, ALPHA, "r"):
+        for side in sides:
+            side.deliver(message)
+    assert [shown(side) for side in sides] == [{"r"}, {"r"}]
+    # When that is not heard any more
+    announced = wire.heard.pop(ALPHA)
+    assert [shown(side) for side in sides] == [{"r"}, {"r"}]
+    # Expect them to end where the time is over, and to be there again when it is heard again
+    eventually(lambda: not shown(sides[1]))
+    assert shown(sides[0]) == {"r"}
+    wire.heard[ALPHA] = announced
+    assert [shown(side) for side in sides] == [{"r"}, {"r"}]
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x93\x01\x02\x03", msgspec.msgpack.encode(["sequence", 1])])

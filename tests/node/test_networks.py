@@ -97,6 +97,7 @@ def test_a_relay_between_two_networks_passes_on_what_it_hears(nodes: NodesOnNetw
     publisher.adapter.close()
 
 
+@pytest.mark.row("G-75")
 def test_a_query_is_answered_by_the_archives_of_all_nodes(
     nodes: NodesOnNetworks, figures: Any, eventually: Callable[..., Any]
 ) -> None:
@@ -142,6 +143,7 @@ def test_what_is_said_while_a_node_is_cut_off_comes_when_it_is_back(
     publisher.adapter.close()
 
 
+@pytest.mark.row("G-56")
 def test_a_node_that_is_gone_takes_its_registrations_along_and_brings_new_ones(
     nodes: NodesOnNetworks, figures: Any, eventually: Callable[..., Any]
 ) -> None:
@@ -283,6 +285,7 @@ def test_a_node_that_cannot_have_its_networks_leaves_nothing_of_them(
     assert left == []
 
 
+@pytest.mark.row("G-179")
 def test_a_network_with_a_key_is_for_those_who_have_it(
     nodes: NodesOnNetworks, tmp_path: Path, eventually: Callable[..., Any]
 ) -> None:
@@ -298,6 +301,7 @@ def test_a_network_with_a_key_is_for_those_who_have_it(
     assert Path(ours).stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.row("G-179")
 def test_a_network_with_certificates_is_for_those_who_have_one(
     nodes: NodesOnNetworks, tmp_path: Path, eventually: Callable[..., Any]
 ) -> None:
