@@ -20,20 +20,18 @@ from .fom import checked_attributes, interaction_class, object_class, update_rat
 
 def publish_object_class_attributes(call: ServiceCall, cls: int, attributes: Handles) -> None:
     """The federate may register instances of the class and own these attributes; adds to what it publishes (clause
-    5.2). Raises InvalidObjectClassHandle, AttributeNotDefined."""
+    5.2)."""
     _add(call, "published", cls, attributes)
     ownership.offer_unowned(call, cls)
 
 
 def unpublish_object_class(call: ServiceCall, cls: int) -> None:
-    """The federate publishes nothing of the class; what it owned of its instances is unowned (clause 5.3). Raises as
-    unpublish_object_class_attributes."""
+    """The federate publishes nothing of the class; what it owned of its instances is unowned (clause 5.3)."""
     unpublish_object_class_attributes(call, cls, object_class(call.model.fom, cls).members)
 
 
 def unpublish_object_class_attributes(call: ServiceCall, cls: int, attributes: Handles) -> None:
-    """The federate publishes these no more; what it owned of them is unowned. Raises as
-    publish_object_class_attributes, and OwnershipAcquisitionPending while it waits for one of them."""
+    """The federate publishes these no more; what it owned of them is unowned."""
     ownership.lose_unpublished(call, cls, _take_out(call, "published", cls, attributes))
 
 
@@ -43,7 +41,7 @@ def subscribe_object_class_attributes(
 ) -> None:  # fmt: skip
     """The federate hears of instances of the class and those below it, and of these attributes; adds to what it
     subscribes to, and says of these anew how often it wants them, and whether others are advised of it (clause 5.6).
-    `areas`: their regions. Raises InvalidObjectClassHandle, AttributeNotDefined, InvalidUpdateRateDesignator."""
+    `areas`: their regions."""
     hertz = update_rate(call.model.fom, rate) if rate else 0.0
     regions.use(call, "subscribed", cls, areas or dict.fromkeys(attributes, regions.DEFAULT))
     _add(call, "subscribed", cls, attributes)
@@ -60,8 +58,7 @@ def unsubscribe_object_class(call: ServiceCall, cls: int) -> None:
 def unsubscribe_object_class_attributes(
     call: ServiceCall, cls: int, attributes: Handles, areas: Mapping[int, Boxes] | None = None
 ) -> None:
-    """The federate hears nothing of these attributes, but in other regions. Raises as
-    subscribe_object_class_attributes."""
+    """The federate hears nothing of these attributes, but in other regions."""
     gone = regions.unuse(call, "subscribed", cls, areas or dict.fromkeys(attributes, regions.DEFAULT))
     gone = _take_out(call, "subscribed", cls, gone)
     _note(call, "rates", {(cls, each): 0.0 for each in gone})
@@ -69,8 +66,7 @@ def unsubscribe_object_class_attributes(
 
 
 def get_update_rate_value_for_attribute(call: ServiceCall, instance: int, attribute: int) -> float:
-    """The answer is how often a second the federate wants the attribute at most; 0.0: always (clause 10.14). Raises
-    ObjectInstanceNotKnown, AttributeNotDefined."""
+    """The answer is how often a second the federate wants the attribute at most; 0.0: always (clause 10.14)."""
     known = call.known_class(instance)
     checked_attributes(known, (attribute,))
     return call.execution.declared.rates.get(call.federate, Map()).get((known.handle, attribute), 0.0)
@@ -109,7 +105,7 @@ def _take_out(call: ServiceCall, table: str, cls: int, attributes: Handles) -> H
 
 
 def publish_interaction_class(call: ServiceCall, cls: int) -> None:
-    """The federate may send interactions of the class (clause 5.4). Raises InvalidInteractionClassHandle."""
+    """The federate may send interactions of the class (clause 5.4)."""
     _set_class(call, "sends", cls, is_in=True)
 
 

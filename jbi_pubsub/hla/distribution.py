@@ -39,7 +39,7 @@ Pairs = tuple[tuple[int, int], ...]
 
 
 def create_region(call: ServiceCall, dimensions: Handles) -> int:
-    """A region of some dimensions; the answer is its handle (clause 9.2). Raises InvalidDimensionHandle."""
+    """A region of some dimensions; the answer is its handle (clause 9.2)."""
     box = tuple((each, 0, dimension_at(call.model.fom, each).upper) for each in sorted(set(dimensions)))
     if len(call.execution.regions.made.get(call.federate, ())) >= REGIONS_MOST:
         raise RtiInternalError(f"the federate has {REGIONS_MOST:,} regions", hint="Delete some, or change their bounds")
@@ -54,8 +54,7 @@ def get_dimension_handle_set(call: ServiceCall, region: int) -> Handles:
 
 
 def get_range_bounds(call: ServiceCall, region: int, dimension: int) -> Handles:
-    """The answer is both bounds, as they were set last (clause 10.29). Raises
-    RegionDoesNotContainSpecifiedDimension."""
+    """The answer is both bounds, as they were set last (clause 10.29)."""
     found = {each: bounds for each, *bounds in _own(call, region).bounds}
     if dimension not in found:
         raise RegionDoesNotContainSpecifiedDimension(
@@ -65,8 +64,7 @@ def get_range_bounds(call: ServiceCall, region: int, dimension: int) -> Handles:
 
 
 def set_range_bounds(call: ServiceCall, region: int, dimension: int, lower: int, upper: int) -> None:
-    """Other bounds, which count when they are committed (clause 10.30). Raises as get_range_bounds, and
-    InvalidRangeBound."""
+    """Other bounds, which count when they are committed (clause 10.30)."""
     get_range_bounds(call, region, dimension)
     most = dimension_at(call.model.fom, dimension).upper
     if not lower < upper <= most:
@@ -96,7 +94,7 @@ def commit_region_modifications(call: ServiceCall, regions: Handles) -> None:
 
 
 def delete_region(call: ServiceCall, region: int) -> None:
-    """The region is no more (clause 9.4). Raises RegionInUseForUpdateOrSubscription."""
+    """The region is no more (clause 9.4)."""
     if uses := _own(call, region).uses:
         raise RegionInUseForUpdateOrSubscription(
             f"region {region} is used {len(uses)} times", hint="Unassociate it, and unsubscribe with it"
@@ -149,8 +147,7 @@ def _areas(call: ServiceCall, kind: Class, pairs: Pairs) -> dict[int, Boxes]:
 
 
 def register_object_instance_with_regions(call: ServiceCall, cls: int, pairs: Pairs, name: str = "") -> int:
-    """An instance, attributes of which are in regions; the answer is its handle (clause 9.5). Raises as
-    register_object_instance, and AttributeNotDefined, AttributeNotPublished."""
+    """An instance, attributes of which are in regions; the answer is its handle (clause 9.5)."""
     areas = _areas(call, object_class(call.model.fom, cls), pairs)
     handle = objects.register_object_instance(call, cls, name, areas)
     if wrong := set(areas).difference(call.execution.declared.publishes(call.federate, cls)):
@@ -162,14 +159,13 @@ def register_object_instance_with_regions(call: ServiceCall, cls: int, pairs: Pa
 
 
 def associate_regions_for_updates(call: ServiceCall, instance: int, pairs: Pairs) -> None:
-    """Attributes of an instance are in regions (clause 9.6). Raises ObjectInstanceNotKnown, AttributeNotDefined."""
+    """Attributes of an instance are in regions (clause 9.6)."""
     use(call, "update", instance, _areas(call, call.known_class(instance), pairs))
     call.moved.append(instance)
 
 
 def unassociate_regions_for_updates(call: ServiceCall, instance: int, pairs: Pairs) -> None:
-    """Attributes are there no more; with the last region they have the default one (clause 9.7). Raises as
-    associate_regions_for_updates."""
+    """Attributes are there no more; with the last region they have the default one (clause 9.7)."""
     unuse(call, "update", instance, _areas(call, call.known_class(instance), pairs))
     call.moved.append(instance)
 
@@ -177,20 +173,20 @@ def unassociate_regions_for_updates(call: ServiceCall, instance: int, pairs: Pai
 def subscribe_object_class_attributes_with_regions(
     call: ServiceCall, cls: int, pairs: Pairs, rate: str = "", passive: bool = False
 ) -> None:
-    """The federate hears of attributes in regions, too (clause 9.8). Raises as subscribe_object_class_attributes."""
+    """The federate hears of attributes in regions, too (clause 9.8)."""
     if areas := _areas(call, object_class(call.model.fom, cls), pairs):
         declaration.subscribe_object_class_attributes(call, cls, tuple(areas), rate, passive, areas)
 
 
 def unsubscribe_object_class_attributes_with_regions(call: ServiceCall, cls: int, pairs: Pairs) -> None:
-    """The federate hears nothing of attributes in these regions (clause 9.9). Raises as the subscription."""
+    """The federate hears nothing of attributes in these regions (clause 9.9)."""
     areas = _areas(call, object_class(call.model.fom, cls), pairs)
     declaration.unsubscribe_object_class_attributes(call, cls, tuple(areas), areas)
 
 
 def request_attribute_value_update_with_regions(call: ServiceCall, cls: int, pairs: Pairs, tag: bytes = b"") -> None:
-    """The owners of all instances of a class and those below it are asked for values that are in regions (clause 9.13).
-    Raises as a subscription."""
+    """The owners of all instances of a class and those below it are asked for values that are in regions (clause
+    9.13)."""
     areas = _areas(call, object_class(call.model.fom, cls), pairs)
     by_handle, owned, used = call.execution.instances.by_handle, call.execution.owned, call.execution.regions.used
     for at in sorted(by_handle):
@@ -205,13 +201,13 @@ def request_attribute_value_update_with_regions(call: ServiceCall, cls: int, pai
 def subscribe_interaction_class_with_regions(
     call: ServiceCall, cls: int, regions: Handles, passive: bool = False
 ) -> None:
-    """The federate gets interactions of the class in regions (clause 9.10). Raises InvalidInteractionClassHandle."""
+    """The federate gets interactions of the class in regions (clause 9.10)."""
     if boxes := _boxes(call, regions, interaction_class(call.model.fom, cls).dimensions):
         declaration.subscribe_interaction_class(call, cls, passive, boxes)
 
 
 def unsubscribe_interaction_class_with_regions(call: ServiceCall, cls: int, regions: Handles) -> None:
-    """The federate gets none in these regions (clause 9.11). Raises as the subscription."""
+    """The federate gets none in these regions (clause 9.11)."""
     boxes = _boxes(call, regions, interaction_class(call.model.fom, cls).dimensions)
     declaration.unsubscribe_interaction_class(call, cls, boxes)
 

@@ -40,7 +40,7 @@ def _check(call: ServiceCall, service: str) -> None:
 
 def query_synchronization_point(call: ServiceCall, label: str) -> tuple[str, ...]:
     """The answer is in which states the other members of a point are, "moving" and "achieved", and "failed" if somebody
-    has failed; sorted, each once: no number, no identity. Raises SynchronizationPointLabelNotAnnounced to others."""
+    has failed; sorted, each once: no number, no identity."""
     point = _announced(call, label, "It may be over: federation_synchronized says so")
     states = {"achieved" if has else "moving" for each, has in point.achieved.items() if each != call.federate}
     return tuple(sorted(states | ({"failed"} if point.failed else set())))
@@ -144,7 +144,7 @@ def synchronization_point_not_achieved(call: ServiceCall, label: str) -> None:
 
 
 def join_set(call: ServiceCall, name: str) -> None:
-    """The federate becomes a member of a set. Raises ServiceNotEnabled, InvalidArgument."""
+    """The federate becomes a member of a set."""
     _check(call, "join_set")
     sets = call.execution.points.sets
     if not name:
@@ -155,7 +155,7 @@ def join_set(call: ServiceCall, name: str) -> None:
 
 
 def leave_set(call: ServiceCall, name: str) -> None:
-    """Leave a set. Raises ServiceNotEnabled."""
+    """Leave a set."""
     _check(call, "leave_set")
     sets = call.execution.points.sets
     members = sets.get(name, Map())
@@ -164,8 +164,7 @@ def leave_set(call: ServiceCall, name: str) -> None:
 
 
 def register_synchronization_point_for_set(call: ServiceCall, label: str, tag: bytes, name: str) -> None:
-    """A point for the members of a set, as they are now, and for surrogates, which are told the set's name. Raises
-    ServiceNotEnabled."""
+    """A point for the members of a set, as they are now, and for surrogates, which are told the set's name."""
     _check(call, "register_synchronization_point_for_set")
     joined = call.execution.members.joined
     surrogates = [each for each in sorted(joined) if joined[each].is_surrogate]
@@ -181,7 +180,7 @@ def register_synchronization_point_for_set(call: ServiceCall, label: str, tag: b
 
 def query_federation_state(call: ServiceCall) -> tuple[tuple[tuple[int, int], ...], tuple[str, ...], str]:
     """The answer: pairs of an instance that the federate knows and an attribute that is owned, the labels of pending
-    points, and that of a save that goes on, or "". Raises ServiceNotEnabled."""
+    points, and that of a save that goes on, or ""."""
     _check(call, "query_federation_state")
     execution = call.execution
     owned: list[tuple[int, int]] = []

@@ -112,7 +112,7 @@ def get_automatic_resign_directive(call: ServiceCall) -> str:
 
 
 def set_automatic_resign_directive(call: ServiceCall, action: str) -> None:
-    """Another one (clause 10.3). Raises InvalidResignAction."""
+    """Another one (clause 10.3)."""
     _check_action(action)
     joined = call.execution.members.joined
     call.change("members", joined=joined.set(call.federate, joined[call.federate]._replace(action=action)))
@@ -169,7 +169,7 @@ def register(call: ServiceCall, label: str, tag: bytes, members: Iterable[int], 
 
 
 def synchronization_point_achieved(call: ServiceCall, label: str, success: bool = True) -> None:
-    """A federate is where the point asks it to be, or has tried. Raises SynchronizationPointLabelNotAnnounced."""
+    """A federate is where the point asks it to be, or has tried."""
     point = call.execution.points.pending.get(label)
     if point is None or point.achieved.get(call.federate) is not False:
         achieved = point is not None and call.federate in point.achieved
@@ -210,7 +210,7 @@ def _leave_points(call: ServiceCall) -> None:
 
 def request_federation_save(call: ServiceCall, label: str, time: float | None = None) -> None:
     """All federates are to save, now or at a logical time (clause 4.16). A save that waits for its time is replaced by
-    a later request. Raises FederateUnableToUseTime, InvalidLogicalTime, InvalidArgument."""
+    a later request."""
     if not label:
         raise InvalidArgument("a save has a label", hint="Give a text of one character or more")
     if time is None:
@@ -229,7 +229,7 @@ def request_federation_save(call: ServiceCall, label: str, time: float | None = 
 
 
 def federate_save_begun(call: ServiceCall) -> None:
-    """The federate saves. Raises SaveNotInitiated."""
+    """The federate saves."""
     if not _is_at(call, "instructed", is_restore=False):
         raise SaveNotInitiated("nobody has told the federate to save, or it has begun", hint="Wait for the callback")
     _report(call, "saving")
@@ -319,7 +319,7 @@ def _end(call: ServiceCall, name: str, *arguments: Any) -> None:
 
 
 def abort_federation_save(call: ServiceCall) -> None:
-    """The save that goes on, or waits for its time, is given up (clause 4.22). Raises SaveNotInProgress."""
+    """The save that goes on, or waits for its time, is given up (clause 4.22)."""
     saving = call.execution.saving
     if saving.label and not saving.is_restore:
         _end(call, "federation_not_saved", saving.label, "ABORTED")
@@ -333,7 +333,7 @@ def abort_federation_save(call: ServiceCall) -> None:
 
 
 def abort_federation_restore(call: ServiceCall) -> None:
-    """The restore that goes on is given up (clause 4.30). Raises RestoreNotInProgress."""
+    """The restore that goes on is given up (clause 4.30)."""
     saving = call.execution.saving
     if not saving.label or not saving.is_restore:
         raise RestoreNotInProgress("no restore goes on", hint="There is nothing to give up")

@@ -31,7 +31,7 @@ from .exceptions import (
     NoAcquisitionPending,
     OwnershipAcquisitionPending,
 )
-from .execution import Claim, Execution, Handles, Instance, ServiceCall, put_entry
+from .execution import Claim, Execution, Handles, Instance, ServiceCall
 from .fom import Class, checked_attributes
 from .transfers import Transfer, may_own
 
@@ -39,8 +39,7 @@ from .transfers import Transfer, may_own
 
 
 def unconditional_attribute_ownership_divestiture(call: ServiceCall, instance: int, attributes: Handles) -> None:
-    """The federate owns these no more, whoever does (clause 7.2). Raises ObjectInstanceNotKnown, AttributeNotDefined,
-    AttributeNotOwned."""
+    """The federate owns these no more, whoever does (clause 7.2)."""
     wanted = owned_by(call, instance, attributes)
     transfer = Transfer(call, instance)
     transfer.let_go(wanted)
@@ -50,8 +49,7 @@ def unconditional_attribute_ownership_divestiture(call: ServiceCall, instance: i
 def negotiated_attribute_ownership_divestiture(
     call: ServiceCall, instance: int, attributes: Handles, tag: bytes = b""
 ) -> None:
-    """The federate would own these no more, and does until somebody else can and it has confirmed (clause 7.3). Raises
-    ObjectInstanceNotKnown, AttributeNotDefined, AttributeNotOwned, AttributeAlreadyBeingDivested."""
+    """The federate would own these no more, and does until somebody else can and it has confirmed (clause 7.3)."""
     wanted = owned_by(call, instance, attributes)
     transfer, free = Transfer(call, instance), []
     for each in wanted:
@@ -69,9 +67,7 @@ def negotiated_attribute_ownership_divestiture(
 
 
 def confirm_divestiture(call: ServiceCall, instance: int, attributes: Handles, tag: bytes = b"") -> None:
-    """The federate, asked to confirm, gives these to the first who claims them (clause 7.6). Raises
-    ObjectInstanceNotKnown, AttributeNotDefined, AttributeNotOwned, AttributeDivestitureWasNotRequested,
-    NoAcquisitionPending."""
+    """The federate, asked to confirm, gives these to the first who claims them (clause 7.6)."""
     wanted = owned_by(call, instance, attributes)
     transfer = Transfer(call, instance)
     _check_divesting(call, transfer, wanted)
@@ -87,8 +83,7 @@ def confirm_divestiture(call: ServiceCall, instance: int, attributes: Handles, t
 
 
 def cancel_negotiated_attribute_ownership_divestiture(call: ServiceCall, instance: int, attributes: Handles) -> None:
-    """The federate keeps these (clause 7.14). Raises ObjectInstanceNotKnown, AttributeNotDefined, AttributeNotOwned,
-    AttributeDivestitureWasNotRequested."""
+    """The federate keeps these (clause 7.14)."""
     wanted = owned_by(call, instance, attributes)
     transfer = Transfer(call, instance)
     _check_divesting(call, transfer, wanted)
@@ -99,8 +94,7 @@ def cancel_negotiated_attribute_ownership_divestiture(call: ServiceCall, instanc
 
 
 def attribute_ownership_divestiture_if_wanted(call: ServiceCall, instance: int, attributes: Handles) -> Handles:
-    """The federate gives up those of the attributes that somebody waits for; the answer is which (clause 7.13). Raises
-    ObjectInstanceNotKnown, AttributeNotDefined, AttributeNotOwned."""
+    """The federate gives up those of the attributes that somebody waits for; the answer is which (clause 7.13)."""
     wanted = owned_by(call, instance, attributes)
     transfer = Transfer(call, instance)
     gone = tuple(each for each in wanted if each in transfer.claims)
@@ -110,8 +104,7 @@ def attribute_ownership_divestiture_if_wanted(call: ServiceCall, instance: int, 
 
 
 def attribute_ownership_release_denied(call: ServiceCall, instance: int, attributes: Handles) -> None:
-    """The federate keeps what it was asked to release; who asked waits on (clause 7.12). Raises ObjectInstanceNotKnown,
-    AttributeNotDefined, AttributeNotOwned."""
+    """The federate keeps what it was asked to release; who asked waits on (clause 7.12)."""
     owned_by(call, instance, attributes)
 
 
@@ -120,8 +113,7 @@ def attribute_ownership_release_denied(call: ServiceCall, instance: int, attribu
 
 def attribute_ownership_acquisition(call: ServiceCall, instance: int, attributes: Handles, tag: bytes = b"") -> None:
     """The federate wants to own these: at once what is unowned, else its owner is asked (clause 7.8). Who waits already
-    waits on in its place, and from now on also when its owner does not divest. Raises ObjectInstanceNotKnown,
-    AttributeNotDefined, AttributeNotPublished, AttributeAlreadyOwned."""
+    waits on in its place, and from now on also when its owner does not divest."""
     wanted = _unowned_by(call, instance, attributes)
     transfer = Transfer(call, instance)
     for each in wanted:
@@ -139,7 +131,7 @@ def attribute_ownership_acquisition(call: ServiceCall, instance: int, attributes
 
 def attribute_ownership_acquisition_if_available(call: ServiceCall, instance: int, attributes: Handles) -> None:
     """The federate wants what is unowned of these, or being divested to nobody yet; of the rest it is told that it is
-    unavailable (clause 7.9). Raises as attribute_ownership_acquisition, and AttributeAlreadyBeingAcquired."""
+    unavailable (clause 7.9)."""
     wanted = _unowned_by(call, instance, attributes)
     transfer = Transfer(call, instance)
     for each in wanted:
@@ -158,8 +150,7 @@ def attribute_ownership_acquisition_if_available(call: ServiceCall, instance: in
 
 def cancel_attribute_ownership_acquisition(call: ServiceCall, instance: int, attributes: Handles) -> None:
     """The federate does not want these any more, which is confirmed by a callback (clause 7.15). Own: also what it
-    wanted if available and waits for until a divestiture is confirmed. Raises ObjectInstanceNotKnown,
-    AttributeNotDefined, AttributeAlreadyOwned, AttributeAcquisitionWasNotRequested."""
+    wanted if available and waits for until a divestiture is confirmed."""
     wanted = checked_attributes(call.known_class(instance), attributes)
     transfer = Transfer(call, instance)
     for each in wanted:
@@ -178,8 +169,7 @@ def cancel_attribute_ownership_acquisition(call: ServiceCall, instance: int, att
 
 
 def query_attribute_ownership(call: ServiceCall, instance: int, attribute: int) -> None:
-    """Whether anybody owns an attribute, by inform_attribute_ownership; not who (clause 7.17). Raises
-    ObjectInstanceNotKnown, AttributeNotDefined."""
+    """Whether anybody owns an attribute, by inform_attribute_ownership; not who (clause 7.17)."""
     checked_attributes(call.known_class(instance), (attribute,))
     owned = call.execution.owned
     is_owned = owned.owner(instance, attribute) != 0 and attribute not in owned.declared.get(instance, Map())
@@ -187,8 +177,7 @@ def query_attribute_ownership(call: ServiceCall, instance: int, attribute: int) 
 
 
 def is_attribute_owned_by_federate(call: ServiceCall, instance: int, attribute: int) -> bool:
-    """The answer is whether the federate owns an attribute (clause 7.19). Raises ObjectInstanceNotKnown,
-    AttributeNotDefined."""
+    """The answer is whether the federate owns an attribute (clause 7.19)."""
     checked_attributes(call.known_class(instance), (attribute,))
     return call.execution.owned.owner(instance, attribute) == call.federate
 
@@ -256,14 +245,11 @@ def divest_all(call: ServiceCall) -> None:
 
 def drop_claims(call: ServiceCall) -> None:
     """The federate waits for nothing any more."""
-    before = table = call.execution.owned.claims
-    for instance, claimed in before.items():
-        left = {
-            each: tuple(claim for claim in claims if claim.federate != call.federate)
-            for each, claims in claimed.items()
-        }
-        table = put_entry(table, instance, Map({each: claims for each, claims in left.items() if claims}))
-    call.change("owned", claims=table)
+    claims = call.execution.owned.claims
+    for instance in sorted(each for each in claims if _claims_of(call.execution, call.federate, each)):
+        transfer = Transfer(call, instance)
+        transfer.unclaim(call.federate, sorted(claims[instance]))
+        transfer.close()
 
 
 def owns_any(execution: Execution, federate: int) -> bool:

@@ -3,8 +3,9 @@
 Handles are whole numbers; values of attributes and parameters are bytes, by their handles; times are seconds of logical
 time. What every call may raise is not said each time: NotConnected, FederateNotExecutionMember, SaveInProgress,
 RestoreInProgress, InvalidArgument, and for what an instance or class is named by ObjectInstanceNotKnown,
-AttributeNotDefined. An update or interaction without a time is not waited for: what an RTI refuses of these is told by
-the callback `call_refused`.
+AttributeNotDefined; in time management InTimeAdvancingState, RequestForTimeConstrainedPending, and that something is
+enabled already or is not. An update or interaction without a time is not waited for: what an RTI refuses of these is
+told by the callback `call_refused`.
 """
 
 from __future__ import annotations
@@ -126,11 +127,11 @@ class FederationServices(ServiceCaller):
         self._ask("publish_object_class_attributes", cls, tuple(attributes))
 
     def unpublish_object_class(self, cls: int) -> None:
-        """Publish nothing of the class any more (clause 5.3)."""
+        """Publish nothing of the class any more (clause 5.3). Raises OwnershipAcquisitionPending."""
         self._ask("unpublish_object_class", cls)
 
     def unpublish_object_class_attributes(self, cls: int, attributes: Iterable[int]) -> None:
-        """Publish these no more (clause 5.3)."""
+        """Publish these no more (clause 5.3). Raises OwnershipAcquisitionPending."""
         self._ask("unpublish_object_class_attributes", cls, tuple(attributes))
 
     def subscribe_object_class_attributes(
@@ -391,7 +392,7 @@ class ObjectServices(ServiceCaller):
         self._ask("cancel_negotiated_attribute_ownership_divestiture", instance, tuple(attributes))
 
     def cancel_attribute_ownership_acquisition(self, instance: int, attributes: Iterable[int]) -> None:
-        """Want these no more (clause 7.15). Raises AttributeAcquisitionWasNotRequested."""
+        """Want these no more (clause 7.15). Raises AttributeAcquisitionWasNotRequested, AttributeAlreadyOwned."""
         self._ask("cancel_attribute_ownership_acquisition", instance, tuple(attributes))
 
     def query_attribute_ownership(self, instance: int, attribute: int) -> None:

@@ -33,8 +33,7 @@ from .execution import Asked, Notice, Pace, ServiceCall, put_entry
 
 def enable_time_regulation(call: ServiceCall, lookahead: float) -> None:
     """The federate sends in time-stamp order, nothing below its time and lookahead. Its time becomes one at which that
-    is nobody's past, which time_regulation_enabled tells (clause 8.2). Raises TimeRegulationAlreadyEnabled,
-    InTimeAdvancingState, RequestForTimeConstrainedPending."""
+    is nobody's past, which time_regulation_enabled tells (clause 8.2)."""
     pace, clock, federate = call.pace, call.execution.clock, call.federate
     if pace.lookahead is not None:
         raise TimeRegulationAlreadyEnabled("the federate is time-regulating", hint="Call modify_lookahead")
@@ -50,8 +49,7 @@ def enable_time_regulation(call: ServiceCall, lookahead: float) -> None:
 
 
 def disable_time_regulation(call: ServiceCall) -> None:
-    """The federate sends in receive order alone, and retracts no more what it has sent (clause 8.4). Raises
-    TimeRegulationIsNotEnabled."""
+    """The federate sends in receive order alone, and retracts no more what it has sent (clause 8.4)."""
     pace = _regulating(call)
     call.change("clock", sent=put_entry(call.execution.clock.sent, call.federate, ()))
     _go_on(call, pace._replace(lookahead=None, floor=0.0))
@@ -59,8 +57,7 @@ def disable_time_regulation(call: ServiceCall) -> None:
 
 def enable_time_constrained(call: ServiceCall) -> None:
     """The federate gets messages in time-stamp order; time_constrained_enabled tells from when on: when nothing can
-    come that is before its time (clause 8.5). Raises TimeConstrainedAlreadyEnabled, InTimeAdvancingState,
-    RequestForTimeConstrainedPending."""
+    come that is before its time (clause 8.5)."""
     pace = call.pace
     if pace.is_constrained:
         raise TimeConstrainedAlreadyEnabled("the federate is time-constrained", hint="There is nothing to enable")
@@ -69,8 +66,7 @@ def enable_time_constrained(call: ServiceCall) -> None:
 
 
 def disable_time_constrained(call: ServiceCall) -> None:
-    """The federate gets messages as they come, and now what waited for it (clause 8.7). Raises
-    TimeConstrainedIsNotEnabled."""
+    """The federate gets messages as they come, and now what waited for it (clause 8.7)."""
     pace = call.pace
     if not pace.is_constrained:
         raise TimeConstrainedIsNotEnabled("the federate is not time-constrained", hint="There is nothing to disable")
@@ -82,7 +78,7 @@ def disable_time_constrained(call: ServiceCall) -> None:
 
 
 def enable_asynchronous_delivery(call: ServiceCall) -> None:
-    """Messages in receive order come at any time (clause 8.14). Raises AsynchronousDeliveryAlreadyEnabled."""
+    """Messages in receive order come at any time (clause 8.14)."""
     pace = call.pace
     if pace.is_asynchronous:
         raise AsynchronousDeliveryAlreadyEnabled("asynchronous delivery is on", hint="There is nothing to enable")
@@ -91,8 +87,7 @@ def enable_asynchronous_delivery(call: ServiceCall) -> None:
 
 
 def disable_asynchronous_delivery(call: ServiceCall) -> None:
-    """Messages in receive order come to a constrained federate while it asks for a time (clause 8.15). Raises
-    AsynchronousDeliveryAlreadyDisabled."""
+    """Messages in receive order come to a constrained federate while it asks for a time (clause 8.15)."""
     pace = call.pace
     if not pace.is_asynchronous:
         raise AsynchronousDeliveryAlreadyDisabled("asynchronous delivery is off", hint="There is nothing to disable")
@@ -139,8 +134,7 @@ def _release(call: ServiceCall) -> None:
 
 
 def modify_lookahead(call: ServiceCall, lookahead: float) -> None:
-    """Another lookahead; a smaller one as far as time advances: what has been promised holds (clause 8.19). Raises
-    TimeRegulationIsNotEnabled, InTimeAdvancingState, RequestForTimeConstrainedPending."""
+    """Another lookahead; a smaller one as far as time advances: what has been promised holds (clause 8.19)."""
     pace = _regulating(call)
     _check_at_rest(pace)
     floor = max(pace.floor, pace.time + (pace.lookahead or 0.0)) if lookahead < (pace.lookahead or 0.0) else pace.floor
@@ -162,7 +156,7 @@ def query_logical_time(call: ServiceCall) -> float:
 
 
 def query_lookahead(call: ServiceCall) -> float:
-    """The answer is the lookahead in force (clause 8.20). Raises TimeRegulationIsNotEnabled."""
+    """The answer is the lookahead in force (clause 8.20)."""
     pace = _regulating(call)
     return max(pace.lookahead or 0.0, pace.floor - pace.time)
 
@@ -183,8 +177,7 @@ def query_lits(call: ServiceCall) -> float:
 
 def retract(call: ServiceCall, retraction: int) -> None:
     """A message in time-stamp order is taken back: from those who wait for it silently, from others by
-    request_retraction (clause 8.21). Raises InvalidMessageRetractionHandle, MessageCanNoLongerBeRetracted,
-    TimeRegulationIsNotEnabled."""
+    request_retraction (clause 8.21)."""
     pace, clock = _regulating(call), call.execution.clock
     mine = clock.sent.get(call.federate, ())
     found = next((each for each in backlog.items(mine) if each.retraction == retraction), None)

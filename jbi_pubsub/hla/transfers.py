@@ -104,10 +104,12 @@ class Transfer:
             self.say(owner, "request_divestiture_confirmation", attribute)
 
     def unclaim(self, federate: int, attributes: Iterable[int]) -> None:
-        """A federate does not wait for attributes any more."""
+        """A federate does not wait for attributes any more; what is divested, and nobody else waits for, is offered."""
         for each in attributes:
             if self.waits(federate, each):
                 self.set_claims(each, tuple(claim for claim in self.claims[each] if claim.federate != federate))
+                if each in self.divesting and each not in self.claims:
+                    self.offer((each,), self.divesting[each])
 
     def offer(self, attributes: Iterable[int], tag: bytes) -> None:
         """Offer an attribute to those who may own it, and do not."""

@@ -170,6 +170,7 @@ class Ownership:
         self.told = []
         for which in range(len(self.attributes)):
             self.leave_queue(federate, which)
+        self.told = [each for each in self.told if each[0] != federate]
         self.published.pop(federate, None)
         for which, one in enumerate(self.attributes):
             if one.owner == federate:
@@ -207,8 +208,12 @@ class Ownership:
                 self.tell(federate, "request_attribute_ownership_assumption", which)
 
     def leave_queue(self, federate: str, which: int) -> None:
+        """What is divested, and nobody waits for any more, is offered."""
         one = self.attributes[which]
-        one.queue = [(name, weak) for name, weak in one.queue if name != federate]
+        waited = one.waits(federate)
+        one.queue = [each for each in one.queue if each[0] != federate]
+        if waited and one.divesting and not one.queue:
+            self.offer(which)
 
     def seen(self) -> list[tuple[str, bool, Any]]:
         return [(one.owner, one.divesting, tuple(one.queue)) for one in self.attributes]

@@ -149,6 +149,13 @@ def over(turn: Turn, side: int, kind: str, label: str, *, ok: bool) -> None:
     _ask_again(turn, side)
 
 
+def point_failed(turn: Turn, side: int, label: str) -> None:
+    """A point ends on a side where somebody could not do what it asks for: the other side is told the same."""
+    key = key_of(turn, side, "sync", label)
+    if key is not None:
+        others_done(turn, key, side, ok=False)
+
+
 def withdrawn(turn: Turn, side: int, label: str, reason: str) -> None:
     """A point is none any more: nor is it on the other side."""
     key = key_of(turn, side, "sync", label)

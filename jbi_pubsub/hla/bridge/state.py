@@ -206,7 +206,7 @@ class Turn:
 
     def put(self, side: int, entry: Entry) -> None:
         """Into the link from a side. What may only happen once something is over waits for that."""
-        after = self.over_here_alone(side) if entry.kind not in ("completed", "reopened") else ()
+        after = self.over_here_alone(side) if entry.kind not in ("completed", "failed", "reopened") else ()
         if after and self.plan.policy.barrier == "smart":
             self.count("buffered")
         queue = "data" if entry.stream else "control"

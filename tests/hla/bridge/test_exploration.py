@@ -141,6 +141,21 @@ def test_a_federate_that_can_not_save_keeps_both_sides_from_it() -> None:
     assert ends(result) == {"F save L: not saved; G save L: not saved"}
 
 
+def test_a_save_that_fails_behind_a_point_that_is_over_on_one_side_fails_on_both() -> None:
+    # Given a point that all achieve, and a save after it of which one side says that it could not while the other one
+    # has not heard of the end of the point; Expect neither to wait for the other
+    text = (
+        'g0 <- announce_synchronization_point: synchronization_point_achieved("A"); request_federation_save("L")\n'
+        "f0 <- initiate_federate_save: federate_save_begun(); federate_save_not_complete()\n"
+        "g0 <- initiate_federate_save: federate_save_begun(); federate_save_complete()\n"
+        'f0: register_federation_synchronization_point("A"); synchronization_point_achieved("A")'
+    )
+    for consensus in ("smart", "add"):
+        result = explored(text, (1, 1), Solutions(consensus=consensus))
+        assert result.verdict == "ok"
+        assert all("DEADLOCK" not in each for each in ends(result))
+
+
 @pytest.mark.parametrize("consensus", ["add", "smart"])
 @pytest.mark.parametrize("leaving", ["f1", "g1"])
 def test_a_federate_that_leaves_while_both_sides_save_ends_the_save_on_both(consensus: str, leaving: str) -> None:

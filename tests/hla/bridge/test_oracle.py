@@ -104,6 +104,8 @@ class World:
             answer = doing.call(federation, handle, service, there)
             if service in _WITH_TIMES and answer:
                 self._sent[who] = answer
+            if service == "synchronization_point_achieved":
+                doing._note(who, service, there)
             if service == "register_object_instance":
                 self._names[who][answer] = arguments[1]
         except RtiError as exc:
@@ -184,6 +186,11 @@ def _one(random: Random) -> tuple[Any, ...]:
     return f"@{random.choice(NAMES)}", (X,)
 
 
+def _achieved(random: Random, label: str) -> tuple[Any, ...]:
+    """Sometimes in vain."""
+    return label, *[False] * (random.random() < 0.2)
+
+
 ACTIONS = ("delete_objects_then_divest", "unconditionally_divest_attributes", "cancel_then_delete_then_divest")
 CALLS: dict[str, Choice] = {
     "register_object_instance": lambda random: (THING, random.choice(NAMES)),
@@ -191,8 +198,8 @@ CALLS: dict[str, Choice] = {
     "delete_object_instance": lambda random: (_one(random)[0], b"t"),
     "send_interaction": lambda _: (CALL, ((TEXT, b"2"),), b"t"),
     "request_attribute_value_update": lambda random: (*_one(random), b"t"),
-    "register_federation_synchronization_point": lambda random: (random.choice(LABELS), b"t"),
-    "synchronization_point_achieved": lambda random: (random.choice(LABELS),),
+    "register_federation_synchronization_point": lambda random: (random.choice(LABELS), random.randbytes(4)),
+    "synchronization_point_achieved": lambda random: _achieved(random, random.choice(LABELS)),
     "unconditional_attribute_ownership_divestiture": _one,
     "negotiated_attribute_ownership_divestiture": lambda random: (*_one(random), b"t"),
     "cancel_negotiated_attribute_ownership_divestiture": _one,
@@ -214,7 +221,8 @@ CALLS: dict[str, Choice] = {
 SAVES = [name for name in CALLS if "save" in name]
 OFFER, PUBLISH = "request_attribute_ownership_assumption", "publish_object_class_attributes"
 REPEATED = {"request_attribute_ownership_release", OFFER}
-"""What an RTI asks again for each further federate that wants or offers the same: over a bridge it may ask once."""
+"""What an RTI asks again for each further federate that wants or offers the same: over a bridge it may ask once, or
+once for each side that wants it."""
 STORIES_MOST = int(os.environ.get("STORIES", "1000"))
 """Fewer for who looks for planted defects."""
 TIMED_MOST = int(os.environ.get("TIMED_STORIES", "100"))
@@ -236,7 +244,11 @@ def story(random: Random, federates: int, without: tuple[str, ...]) -> Iterator[
             yield away.pop(), JOIN, ()
         if name == RESIGN:
             away += [who] * (who not in away)
-        yield who, name, CALLS[name](random)
+        arguments = CALLS[name](random)
+        yield who, name, arguments
+        if name == "register_federation_synchronization_point" and random.random() < 0.5:
+            for each in random.sample(range(federates), federates):
+                yield each, "synchronization_point_achieved", _achieved(random, arguments[0])
         if name == "negotiated_attribute_ownership_divestiture" and random.random() < 0.5:  # else rarely with success
             yield random.randrange(federates), "attribute_ownership_acquisition", CALLS[name](random)
             yield who, "confirm_divestiture", CALLS[name](random)
@@ -321,7 +333,7 @@ class Comparison:
             for each in one | other:
                 less = one[each] - other[each]
                 is_stale = each[0] == OFFER and (service in (JOIN, PUBLISH) or self._was_saving)
-                if each[0] in REPEATED and (less > 0 or is_stale):
+                if each[0] in REPEATED and (less > 0 or is_stale or one[each]):
                     continue
                 if (service == RESIGN and is_saving and less > 0) or self._owed[place, each] >= -less > 0:
                     self._owed[place, each] += less
@@ -470,3 +482,36 @@ def test_who_joins_a_side_that_is_done_has_to_achieve_the_point_as_well() -> Non
     # When the other side is done; Expect nobody to be told that it is over before that federate is
     assert not any(told["federation_synchronized", "L"] for told in world.step((2, achieves, ("L",))).heard)
     assert all(told["federation_synchronized", "L"] for told in world.step((1, achieves, ("L",))).heard)
+
+
+@pytest.mark.parametrize("consensus", ["smart", "add"])
+@pytest.mark.parametrize("sizes", [(1, 2), (1, 1, 1)])
+def test_whoever_could_not_do_what_a_point_asks_for_all_are_told_so(consensus: str, sizes: tuple[int, ...]) -> None:
+    for fails in range(3):
+        world = World(sizes, tuple((each, each + 1) for each in range(len(sizes) - 1)),
+                      Solutions(consensus=consensus), Random(fails))  # fmt: skip
+        world.step((2, "register_federation_synchronization_point", ("L", b"1")))
+        # When one says so, at last or before others; Expect all to be told, on whichever side they are
+        for order in (0, 1, 2):
+            told = world.step((order, "synchronization_point_achieved", ("L", order != fails)))
+        assert all(heard["synchronization_point_failed", "L"] == 1 for heard in told.heard)
+        assert world.found == []
+
+
+def test_what_is_divested_is_offered_again_when_who_waited_for_it_waits_no_more() -> None:
+    acquire = "attribute_ownership_acquisition"
+    told = []
+    for sizes, edges in (((3,), ()), ((1, 1, 1), ((0, 1), (1, 2)))):
+        world = World(sizes, edges, Solutions(consensus="add", ownership="allow-add"), Random(0))
+        # Given an owner that divests what somebody has asked for; When that one cancels
+        for step in (
+            (0, "register_object_instance", (THING, "a")), (2, acquire, ("@a", (X,), b"t")),
+            (0, "negotiated_attribute_ownership_divestiture", ("@a", (X,), b"t")),
+            (2, f"cancel_{acquire}", ("@a", (X,))),
+        ):  # fmt: skip
+            last = world.step(step)
+        # Expect others to be offered it, on all sides, and who takes it then to wait for the confirmation
+        assert all(heard[OFFER, "a", (X,), b"t"] == 1 for heard in last.heard[1:])
+        told.append(world.step((1, f"{acquire}_if_available", ("@a", (X,)))))
+        assert told[-1].heard[0]["request_divestiture_confirmation", "a", (X,)] == 1
+    assert told[0] == told[1]
