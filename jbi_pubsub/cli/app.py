@@ -75,7 +75,7 @@ AT_NODES: Final = ("archive", "node", "publish", "query", "types")
 LOOKING_THERE: Final = ("client", "domain", "explain", "services", "subscribe", "subscriptions", "top", "web")
 """Commands that look at what a node's lookup service knows, instead of at what ours do."""
 ONLY_LOOKING: Final = (
-    "archive", "explain", "policy", "query", "services", "status", "subscriptions", "types", "users",
+    "archive", "domain", "explain", "policy", "query", "services", "status", "subscriptions", "top", "types", "users",
 )  # fmt: skip
 """Commands that are told soon that no lookup service runs: what they are about is there already, or isn't."""
 REFUSED_SECONDS: Final = 2.0
@@ -137,7 +137,7 @@ def jbi(context: click.Context, /, verbose: int, log_json: bool, node: str, **gi
     )
     logging.basicConfig(level=level, handlers=[handler])
     flags: dict[str, object] = {}
-    if context.invoked_subcommand in ONLY_LOOKING:
+    if context.invoked_subcommand in ONLY_LOOKING or (node and context.invoked_subcommand == "node"):
         flags["lookup.refused"] = REFUSED_SECONDS
     for assignment in given["assignments"]:
         problem = ConfigurationError(f"--set {assignment}: no value", hint="For example --set lease.subscriber=5")

@@ -44,6 +44,12 @@ def listed(
         return list(joined.lookup(template, EVERYTHING))
 
 
+def check_lookup(config: Config) -> None:
+    """Whether a lookup service is there, for who would wait for whoever comes. Raises LookupNotFoundError."""
+    with community(config) as joined, looking(config):
+        joined.lookup(ServiceTemplate(), 1)
+
+
 def by_address(items: Iterable[ServiceItem]) -> list[ServiceItem]:
     """Each server once: one that was killed and started again at its address is listed twice until its former lease has
     run out."""

@@ -10,6 +10,7 @@ import msgspec
 from jbi_pubsub.web.domainview import TABLES, DomainView, rows_of
 from jbi_pubsub.web.federation import Observer
 
+from .community import check_lookup
 from .near import NearNames
 from .options import TableArguments, command
 from .settings import looking
@@ -53,6 +54,7 @@ def status(given: TableArguments) -> None:
     """
     view = given.view(_COLUMNS.values())
     config = given.settings.load()
+    check_lookup(config)
     observer = Observer(config, every=LOOK_SECONDS)
     seen = DomainView(config, observer)
     observer.start()

@@ -52,9 +52,11 @@ class CommandSettings:
 
     def load_within(self, seconds: float | None) -> Config:
         """The same; `seconds`, if they are given, bound the wait for a lookup service, but for the time that it takes
-        to find one."""
-        timeout = self.load().lookup.timeout
-        return self.load(lookup__timeout=None if seconds is None else min(timeout, max(seconds, FOUND_SECONDS)))
+        to find one, and so the look for a node that was named."""
+        if seconds is not None:
+            timeout = self._loaded({})[0].lookup.timeout
+            self._flags["lookup.timeout"] = min(timeout, max(seconds, FOUND_SECONDS))
+        return self.load()
 
     def explain(self, **own: object) -> tuple[Config, Origins]:
         """The same with the origin of each value. Raises ConfigurationError also for a node that was named to a command
@@ -66,6 +68,9 @@ class CommandSettings:
                     hint="It goes with commands that look, publish or subscribe, instead of --at and --delegate",
                 )
             self._look_there()
+        return self._loaded(own)
+
+    def _loaded(self, own: Mapping[str, object]) -> tuple[Config, Origins]:
         flags = self._flags | {k.replace("__", "."): v for k, v in own.items() if v is not None}
         file = Path(self._file) if self._file else default_file(os.environ, Path.cwd(), Path.home())
         return load(file=file, environment=os.environ, flags=flags)

@@ -20,6 +20,7 @@ from jbi_pubsub.protocol.status.delegate import ListedSubscription
 from jbi_pubsub.web.alarms import alarms, full_queues
 from jbi_pubsub.web.federation import Observer, Server, Snapshot
 
+from .community import check_lookup
 from .near import begins_so, told
 from .options import JsonArguments, argument, command, flag, option, repeated
 from .pages import PAGES, PageFacts, SortedCell, Subscriptions
@@ -159,11 +160,14 @@ def top(given: _Top) -> None:
     if given.page not in PAGES:
         raise ConfigurationError(told("page", given.page, PAGES))
     config = given.settings.load()
+    is_once = given.as_json or given.once or not is_screen()
+    if is_once and not given.addresses:
+        check_lookup(config)
     observer = Observer(config, addresses=given.addresses, every=given.every)
     known = Subscriptions(observer)
     observer.start()
     try:
-        if given.as_json or given.once or not is_screen():
+        if is_once:
             seen = _first_look(observer, known, given.page, config.lookup.timeout)
             if given.as_json:
                 seen = seen._replace(full=full_queues(observer))

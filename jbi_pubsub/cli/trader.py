@@ -12,6 +12,7 @@ from jbi_pubsub.core.errors import ConfigurationError, EntryError
 
 from .near import NearNames, pair
 from .options import HOST, PORT, JsonArguments, argument, command, option, repeated
+from .settings import FOUND_SECONDS
 from .show import Column, counted, printable, show_table
 
 
@@ -67,7 +68,7 @@ def types_(given: JsonArguments) -> None:
     """
     from jbi_pubsub.domains.services import Services
 
-    with Services(given.settings.load(), name="trader") as services:
+    with Services(given.settings.load(lookup__refused=FOUND_SECONDS), name="trader") as services:
         found = services.types()
     plain = [
         {"type": of.name, "parent": of.parent.name if of.parent else "", "properties": list(map(str, of.properties)),
@@ -113,7 +114,7 @@ def query_(given: _OfferQuery) -> None:
         given.type_name, given.constraint, given.prefer, exact_type=given.exact, returned=given.limit,
         follow=given.follow, timeout=given.timeout,
     )  # fmt: skip
-    with Services(given.settings.load(), name="trader") as services:
+    with Services(given.settings.load(lookup__refused=FOUND_SECONDS), name="trader") as services:
         found = services.query(asked)
     plain = {"offers": msgspec.to_builtins(found.offers), "partial": list(found.partial)}
     columns = (

@@ -38,7 +38,21 @@ def test_who_does_not_want_to_wait_is_told_of_refused_connections(federation: An
 
 
 @pytest.mark.parametrize(
-    "arguments", [("services",), ("query", "--type", "x"), ("subscribe", "--type", "x", "--timeout", "0.5")]
+    "arguments",
+    [
+        ("services",),
+        ("query", "--type", "x"),
+        ("subscribe", "--type", "x", "--timeout", "0.5"),
+        ("--node", "tent-3", "status"),
+        ("--node", "tent-3", "node", "status"),
+        ("--node", "tent-3", "node", "stop"),
+        ("--node", "tent-3", "subscribe", "--type", "x", "--timeout", "0.5"),
+        ("domain", "status"),
+        ("top", "--once"),
+        ("trader", "types"),
+        ("trader", "query", "x", "--timeout", "50"),
+    ],
+    ids=" ".join,
 )
 def test_refused_connections_are_told_soon(
     arguments: tuple[str, ...], said: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
@@ -46,6 +60,7 @@ def test_refused_connections_are_told_soon(
     # Given commands that look, and one whose --timeout is shorter than the wait for a lookup service
     monkeypatch.setattr("jbi_pubsub.cli.app.REFUSED_SECONDS", 0.2)
     monkeypatch.setattr("jbi_pubsub.cli.settings.FOUND_SECONDS", 0.2)
+    monkeypatch.setattr("jbi_pubsub.cli.trader.FOUND_SECONDS", 0.2)
     answer = said("--no-multicast", "--locator", "127.0.0.1:1", "--set", "lookup.timeout=60", *arguments)
     assert answer.code == 1
     waited = re.search(r"within ([\d.]+) s", answer.err)
