@@ -45,7 +45,7 @@ def listed(
 
 
 def check_lookup(config: Config) -> None:
-    """Whether a lookup service is there, for who would wait for whoever comes. Raises LookupNotFoundError."""
+    """Whether a lookup service is there, for a command that would wait for one. Raises LookupNotFoundError."""
     with community(config) as joined, looking(config):
         joined.lookup(ServiceTemplate(), 1)
 
