@@ -142,8 +142,8 @@ class Objects:
     def _asking(self) -> Iterator[SubscriberAdapter]:
         """The adapter for a query, which goes with the last of its users."""
         with self._changing:
-            self._queries += 1
             adapter = self._adapter = self._adapter or SubscriberAdapter(self._config, name="console")
+            self._queries += 1
         try:
             yield adapter
         finally:

@@ -234,7 +234,7 @@ def test_a_node_shows_as_one_in_the_status(node: Callable[..., NodeService]) -> 
     observer = Observer(of(service), addresses=[service.delegate.address], every=0.1)
     observer.start()
     try:
-        assert [server.title for server in observer.wait(0, 20.0).servers] == ["node home"]
+        eventually(lambda: [server.title for server in observer.snapshot().servers] == ["node home"])
     finally:
         observer.stop()
 

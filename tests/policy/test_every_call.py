@@ -90,6 +90,7 @@ ASKING: dict[tuple[str, str], tuple[Any, ...]] = {
     ("pad.history", "count"): (QueryRequest(), 1.0, NO_CLAIMS),
     ("pad.history", "explain_query"): (QueryRequest(), NO_CLAIMS),
     ("pad.history", "reset"): ("name", "secret", Start(), NO_CLAIMS),
+    ("pad.history", "end_durable"): ("name", "secret", NO_CLAIMS),
     ("pad.history", "delete"): (QueryRequest(), 1.0),
     ("pad.history", "retain"): (True, 1.0),
     ("pad.history", "rebuild"): (),

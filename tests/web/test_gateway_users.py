@@ -297,7 +297,7 @@ def test_slow_bodies_of_a_user_keep_no_other_out(
         # Expect the user to have a share of the places, and others to be let in, from the same host as well
         eventually(lambda: len(it.gateway.connections) >= 192)
         assert [it.ask("GET", "/v1/types", Authorization=BOB).status for _ in range(20)] == [200] * 20
-        eventually(lambda: {each.place.peer for each in it.gateway.connections._open.values()} <= {"user alice"})
+        eventually(lambda: {each.place.peer for each in list(it.gateway.connections._open.values())} <= {"user alice"})
         assert len(it.gateway.connections) <= 192
 
 

@@ -244,7 +244,7 @@ def test_with_a_certificate_a_peer_is_who_that_says_wherever_it_connects_from(
             return secured
 
         crowd = [connect("crowd", f"127.0.0.{host}") for host in range(1, 7)]
-        eventually(lambda: sum(place.peer == "crowd" for place in endpoint._open.values()) == 6)
+        eventually(lambda: sum(place.peer == "crowd" for place in list(endpoint._open.values())) == 6)
         # When it connects from a seventh, expect a refusal; and a place for another one from the same address
         assert is_closed(connect("crowd", "127.0.0.7"))
         other = connect("other", "127.0.0.7")
