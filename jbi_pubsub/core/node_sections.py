@@ -150,6 +150,8 @@ class NetworkSection(Section, frozen=True):
     reduced_relay: bool = False
     """Forward publications only, from and to this network. Losses are repaired on the network where they occurred, by
     the nodes there."""
+    burst_seconds: Annotated[float, msgspec.Meta(ge=0, le=5)] = 0.0
+    """Seconds for which datagrams are gathered and then sent together, for radios that are keyed; 0: none wait."""
     area: Annotated[str, msgspec.Meta(pattern="^([A-Za-z][A-Za-z0-9-]{0,31})?$")] = ""
     """Area of the network. From other areas come only objects that are wanted here, by nodes on networks of both areas,
     and no messages about the nodes there."""

@@ -100,7 +100,7 @@ class Exchange:
                 me, epoch,
                 LogRecovery(
                     me[:4], self.logs, uniform, reorder=settings.reorder_seconds,
-                    round_trip=settings.round_trip, is_lossless=each.is_lossless,
+                    round_trip=settings.round_trip + 2 * each.burst_seconds, is_lossless=each.is_lossless,
                 ),
                 each,
             )

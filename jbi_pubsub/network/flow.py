@@ -16,6 +16,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import inf
 from statistics import median
 from typing import Final, Literal, NamedTuple
 
@@ -131,6 +132,20 @@ class SendingQueues:
                 self.waiting -= len(found.datagram.data)
                 return found
         return None
+
+
+class LinkBurst:
+    """Gathering of what is to go over a link, so that a transmitter is keyed once for all of it."""
+
+    def __init__(self, seconds: float) -> None:
+        """`seconds`: from the first of it on; 0: nothing waits."""
+        self._seconds = seconds
+        self._begins = inf
+
+    def wait(self, now: float, *, is_waiting: bool) -> float:
+        """Seconds until what waits may go; 0: it may, and what comes meanwhile, until nothing waits any more."""
+        self._begins = min(self._begins, now + self._seconds) if is_waiting else inf
+        return max(0.0, self._begins - now) if is_waiting else 0.0
 
 
 @dataclass(slots=True)

@@ -52,10 +52,12 @@ class NetworkLink(NamedTuple):
     seal: DatagramSealing = Unsealed()
     reduced_relay: bool = False
     """Publications alone are carried on to it and from it."""
+    burst_seconds: float = 0.0
+    """Seconds for which what is to go is gathered; 0: it goes at once."""
 
     def terms(self) -> SideTerms:
         """Its terms as a network's."""
-        return SideTerms(self.rate, self.link.is_lossless, self.reduced_relay)
+        return SideTerms(self.rate, self.link.is_lossless, self.reduced_relay, self.burst_seconds)
 
 
 @dataclass(slots=True)
@@ -258,6 +260,8 @@ class Network:
             now = time.monotonic()
             with self._lock:
                 has_more = bool(held) or self._exchange.has_outgoing(at)
+            if (gathers := self._exchange.sides[at].burst.wait(now, is_waiting=has_more)) > 0:
+                return gathers
             if not held and (lack := together - bucket.fill(now)) > 0:
                 return lack / bucket.rate if has_more else LONGEST_WAIT
             together = 0.0

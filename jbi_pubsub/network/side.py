@@ -8,7 +8,7 @@ from math import inf
 from typing import Final, NamedTuple
 
 from jbi_pubsub.network.datagram import Datagram, DatagramKind, packed, sent_anew
-from jbi_pubsub.network.flow import REPAIRS_MOST, FoundRate, SendingQueues
+from jbi_pubsub.network.flow import REPAIRS_MOST, FoundRate, LinkBurst, SendingQueues
 from jbi_pubsub.network.log import LogId
 from jbi_pubsub.network.recovery import LogRecovery
 
@@ -32,6 +32,8 @@ class SideTerms(NamedTuple):
     """What is sent comes: nothing is asked for but what is announced."""
     reduced_relay: bool = False
     """Publications alone are carried on from it and to it; neither questions nor announcements are, nor repairs."""
+    burst_seconds: float = 0.0
+    """Seconds for which what is to go is gathered."""
 
 
 class NetworkSide:
@@ -43,6 +45,7 @@ class NetworkSide:
         self.recovery = recovery
         self.terms = terms
         self.queues = SendingQueues()
+        self.burst = LinkBurst(terms.burst_seconds)
         self.number = (epoch & EPOCHS_MOST - 1) << NUMBER_BITS
         self.announce_at = 0.0
         self.lacked_at = -1.0

@@ -93,7 +93,10 @@ class NodeNetworks:
                 self.links.append(opened(each, section))
                 undo.callback(self.links[-1].close)
             sections = zip(self.links, config.network.values(), seals, strict=True)
-            links = [NetworkLink(link, each.rate, seal, each.reduced_relay) for link, each, seal in sections]
+            links = [
+                NetworkLink(link, each.rate, seal, each.reduced_relay, each.burst_seconds)
+                for link, each, seal in sections
+            ]
             self._network = Network(
                 bytes.fromhex(identity.id), identity.epoch, links,
                 self._deliver, _settings(config, name, servers[DELEGATE].endpoints),

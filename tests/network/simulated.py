@@ -24,6 +24,7 @@ class Segment:
         self._world = world
         self.loss, self.rate, self.delay, self.overtaking = loss, rate, delay, overtaking
         self.is_cut = self.is_lossless = self.reduced_relay = False
+        self.burst_seconds = 0.0
         self.members: list[tuple[Node, int]] = []
         self.drops: Callable[[Node, bytes], bool] = lambda node, data: False  # noqa: ARG005
         """Whether a datagram does not come to a node, besides those that are lost by chance."""
@@ -43,7 +44,7 @@ class Segment:
             return
         for step in range(len(self.members)):
             node, at = self.members[(self._turn + step) % len(self.members)]
-            if node.is_up and node.exchange.has_outgoing(at):
+            if node.is_up and node.may_send(at):
                 data = node.exchange.outgoing(at, node.now)
                 if data is not None:
                     self._turn = (self._turn + step + 1) % len(self.members)
@@ -91,7 +92,7 @@ class Node:
         self._world, self._clock = world, clock
         self.id = number.to_bytes(4) + bytes(12)
         chance = random.Random(world.chance.random())
-        terms = [SideTerms(each.rate, each.is_lossless, each.reduced_relay) for each in segments]
+        terms = [SideTerms(each.rate, each.is_lossless, each.reduced_relay, each.burst_seconds) for each in segments]
         self.exchange = Exchange(self.id, epoch, len(segments), chance.uniform, settings, terms)
         self.segments = segments
         self.heard: list[NodeMessage] = []
@@ -127,6 +128,14 @@ class Node:
             self.heard.extend(self.exchange.received(at, data, self.now))
             self._kick()
             self.arm()
+
+    def may_send(self, at: int) -> bool:
+        """Whether something may go there now; else it is looked again when what is gathered may."""
+        has_more = self.exchange.has_outgoing(at)
+        wait = self.exchange.sides[at].burst.wait(self.now, is_waiting=has_more)
+        if wait:
+            self._world.at(self._world.now + max(wait, 1e-6), self.segments[at].kick)
+        return has_more and not wait
 
     def arm(self) -> None:
         """Have the next thing done when it is due."""
