@@ -92,11 +92,7 @@ class NodeNetworks:
             for each, section in config.network.items():
                 self.links.append(opened(each, section))
                 undo.callback(self.links[-1].close)
-            sections = zip(self.links, config.network.values(), seals, strict=True)
-            links = [
-                NetworkLink(link, each.rate, seal, each.reduced_relay, each.burst_seconds)
-                for link, each, seal in sections
-            ]
+            links = _with_terms(self.links, config, seals)
             self._network = Network(
                 bytes.fromhex(identity.id), identity.epoch, links,
                 self._deliver, _settings(config, name, servers[DELEGATE].endpoints),
@@ -205,6 +201,13 @@ class NodeNetworks:
             self.infosphere.fault(message.origin, exc)
             return
         self.infosphere.deliver(message)
+
+
+def _with_terms(links: Sequence[DatagramLink], config: Config, seals: Sequence[DatagramSealing]) -> list[NetworkLink]:
+    return [
+        NetworkLink(link, each.rate, seal, each.reduced_relay, each.burst_seconds)
+        for link, each, seal in zip(links, config.network.values(), seals, strict=True)
+    ]
 
 
 def _mirror(own: JbiPlatform, infosphere: Infosphere, bridge: str) -> Mirror:
