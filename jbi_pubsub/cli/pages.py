@@ -19,6 +19,7 @@ from jbi_pubsub.core.status import ServerStatus
 from jbi_pubsub.protocol.status.delegate import DelegateOverview, ListedSubscription
 from jbi_pubsub.protocol.status.quality import ContractStatus, LinkStatus, QualityStatus
 from jbi_pubsub.web.federation import Observer, Server, Snapshot, count_of
+from jbi_pubsub.web.simulations import rows_of
 
 from .show import Column, Table, bits, counted, lasted, rated, sized
 
@@ -436,6 +437,25 @@ def _time(seconds: float | UnsetType | None) -> SortedCell:
     return SortedCell(seconds, f"{seconds:,.1f} s" if seconds >= 1 else f"{seconds * 1000:,.0f} ms")
 
 
+def simulations(seen: PageFacts) -> list[Table]:
+    """Federations of simulations, and their federates."""
+    made = rows_of(seen.shot.rtis)
+    return [Table(FEDERATIONS, made["Federations"]), Table(FEDERATES, made["Federates"])] if seen.shot.rtis else []
+
+
+FEDERATIONS: Final = (
+    Column("federation", long=True, name=True), Column("at", name=True), Column("federates", right=True),
+    Column("objects", right=True), Column("calls", right=True, spare=2), Column("callbacks", right=True, spare=2),
+    Column("unsent", right=True, spare=3), Column("resigned", right=True), Column("state", long=True),
+)  # fmt: skip
+FEDERATES: Final = (
+    Column("federate", long=True, name=True), Column("of", name=True), Column("type", spare=3),
+    Column("time", right=True), Column("lookahead", right=True, spare=2), Column("objects", right=True),
+    Column("updates", right=True), Column("reflected", right=True, spare=1), Column("sent", right=True),
+    Column("received", right=True, spare=1), Column("waiting", right=True, spare=1), Column("state", long=True),
+)  # fmt: skip
+
+
 PAGES: Final[dict[str, Page]] = {
     "overview": Page("servers with rates, losses by cause", overview),
     "subscriptions": Page("subscriptions by rate", subscriptions),
@@ -445,6 +465,7 @@ PAGES: Final[dict[str, Page]] = {
     "links": Page("links and bins, and the policies in force", links),
     "types": Page("types as their subscribers get them", types),
     "networks": Page("networks of nodes, and the nodes that are heard there", networks),
+    "federations": Page("federations of simulations, and their federates", simulations),
 }
 """By name, in the order of their keys."""
 

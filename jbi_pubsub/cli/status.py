@@ -14,16 +14,26 @@ import msgspec
 
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import AccessDeniedError, ConfigurationError, JbiError, ProtocolError
+from jbi_pubsub.core.values import converted
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlClient
-from jbi_pubsub.hla.proxy import HLA_BRIDGE_TYPE, RTI_TYPE
+from jbi_pubsub.hla.proxy import HLA_BRIDGE_TYPE
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.client.proxy import EVERYTHING
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
-from jbi_pubsub.protocol.entries import ANSWERING_TYPES, PAD_TYPE, PUBLISHER_TYPE, PublisherAdapterDelegate
+from jbi_pubsub.protocol.entries import (
+    ANSWERING_TYPES,
+    PAD_TYPE,
+    PUBLISHER_TYPE,
+    RTI_TYPE,
+    PublisherAdapterDelegate,
+)
 from jbi_pubsub.protocol.services import STATUS
+from jbi_pubsub.protocol.status.federations import RtiStatus
+from jbi_pubsub.web.simulations import federate_rows, federation_rows
 
 from .options import TableArguments, argument, command, flag, option
+from .pages import FEDERATES, FEDERATIONS
 from .screen import Screen, is_screen
 from .series import SERIES, show_series
 from .settings import looking
@@ -83,16 +93,6 @@ _BRIDGES: Final = (
     Column("relays", right=True), Column("waiting", right=True, spare=2), Column("relayed", right=True),
     Column("filtered", right=True, spare=3), Column("lost", right=True), Column("state", long=True),
 )  # fmt: skip
-_FEDERATIONS: Final = (
-    Column("federation", long=True, name=True), Column("at", name=True), Column("federates", right=True),
-    Column("objects", right=True), Column("calls", right=True, spare=2), Column("callbacks", right=True, spare=2),
-    Column("unsent", right=True, spare=3), Column("resigned", right=True), Column("state", long=True),
-)  # fmt: skip
-_FEDERATES: Final = (
-    Column("federate", long=True, name=True), Column("of", name=True), Column("type", spare=3),
-    Column("time", right=True), Column("lookahead", right=True, spare=2), Column("sent", right=True),
-    Column("received", right=True), Column("waiting", right=True, spare=1), Column("state", long=True),
-)  # fmt: skip
 _CERTIFICATES: Final = (
     Column("certificate at", long=True, name=True), Column("of", long=True, name=True), Column("until", spare=1),
     Column("days", right=True), Column("what is wrong", long=True),
@@ -113,7 +113,7 @@ _LOOKUP_RATES: Final = {"lookups": "lookups/s", "events": "events/s"}
 _OBJECT_RATES: Final = {"published": "in/s", "delivered": "out/s"}
 _RATES: Final = tuple(Column(head, right=True) for head in (*_LOOKUP_RATES.values(), *_OBJECT_RATES.values()))
 _ALL: Final = (
-    _SERVERS, _LOOKUPS, _OBJECTS, _MAILED, ARCHIVED, _BRIDGES, _FEDERATIONS, _FEDERATES, _CERTIFICATES, _LOSSES,
+    _SERVERS, _LOOKUPS, _OBJECTS, _MAILED, ARCHIVED, _BRIDGES, FEDERATIONS, FEDERATES, _CERTIFICATES, _LOSSES,
     _FAULTS, _MORE, _SUBSCRIPTIONS, _RATES,
 )  # fmt: skip
 """Every column that there may be."""
@@ -327,12 +327,12 @@ def tables(found: Sequence[Facts], *, subscriptions: bool = False, whole: bool =
     bridges = [row for facts in (*known, *others) for row in _bridge_rows(facts.get("foreign") or {})]
     if bridges:
         yield Table(_BRIDGES, list(dict.fromkeys(bridges)))
-    federations = [row for facts in others if facts["kind"] != "lookup" for row in _federation_rows(facts)]
-    if federations:
-        yield Table(_FEDERATIONS, federations)
-    federates = [row for facts in others for each in facts.get("federations", ()) for row in _federate_rows(each)]
+    rtis = [converted(facts, RtiStatus) for facts in others if facts["kind"] in ("rti", "rti link")]
+    if federations := [row for each in rtis for row in federation_rows(each)]:
+        yield Table(FEDERATIONS, federations)
+    federates = [row for each in rtis for row in federate_rows(each)]
     if federates and (whole or len(federates) <= FEDERATES_MOST):
-        yield Table(_FEDERATES, federates)
+        yield Table(FEDERATES, federates)
     shown = [_certificate_row(facts) for facts in (*others, *known) if facts.get("tls")]
     if shown := [row for row in shown if whole or row[-1]]:
         yield Table(_CERTIFICATES, shown)
@@ -433,31 +433,6 @@ def _bridge_rows(foreign: Facts) -> Iterator[tuple[str, ...]]:
         numbers = (f"{way[key]:,}" for key in ("registrations", "waiting", "relayed", "filtered", "lost"))
         wrong = "; ".join(each for each in (away, state, troubles) if each)
         yield str(foreign["name"]), str(way["from"]), str(way["to"]), *numbers, wrong or "ok"
-
-
-def _federation_rows(facts: Facts) -> Iterator[tuple[str, ...]]:
-    """The federation executions of an RTI, or the one behind a link."""
-    if (link := facts.get("link")) is not None:
-        state = link["trouble"] or f"link to {link['federation']}"
-        yield str(link["name"]), str(facts["address"]), str(link["federates"]), *("",) * 5, str(state)
-    for each in facts.get("federations", ())[:MORE_MOST]:
-        numbers = (f"{each[key]:,}" for key in ("objects", "calls", "callbacks", "unsent"))
-        state = [f"{what} {each[what]}" for what in ("saving", "restoring") if each[what]]
-        state += [f"point {label}" for label in each["points"][:3]]
-        counted = f"{sum(each['resigned'].values()):,}"
-        yield str(each["name"]), str(facts["address"]), str(len(each["federates"])), *numbers, counted, ", ".join(state)
-
-
-def _federate_rows(federation: Facts) -> Iterator[tuple[str, ...]]:
-    """The federates of a federation execution, by what its management object model says of each."""
-    for each in federation.get("members", ()):
-        sent, received = (sum(each[f"{kind}{way}"] for kind in kinds) for kinds, way in (
-            (("updates", "interactions"), "Sent"), (("reflections", "interactions"), "Received"),
-        ))  # fmt: skip
-        numbers = (f"{each[key]:g}" if each[key] is not None else "-" for key in ("time", "lookahead"))
-        waiting = f"{each['ROlength'] + each['TSOlength']:,}"
-        state = "advances" if each["advancing"] else ""
-        yield each["name"], federation["name"], each["type"], *numbers, f"{sent:,}", f"{received:,}", waiting, state
 
 
 def _mail(mail: Facts) -> str:

@@ -145,9 +145,9 @@ class _Top(JsonArguments):
 @command(None, _Top)
 def top(given: _Top) -> None:
     """Show all servers live, in pages: overview, subscriptions, mail, leases, parties, links and bins, types, networks
-    of nodes.
+    of nodes, federations of simulations.
 
-    Keys: 1 to 8, arrows and Tab change the page, s sorts, ? is help, q ends. Piped, or with --once, it prints once as
+    Keys: 1 to 9, arrows and Tab change the page, s sorts, ? is help, q ends. Piped, or with --once, it prints once as
     lines, after two seconds. Rates are those of the last 10 s.
 
     \b
@@ -200,10 +200,11 @@ def _first_look(observer: Observer, known: Subscriptions, page: str, timeout: fl
         before, shot = shot.number, observer.wait(shot.number, 0.5)
         if page == "subscriptions":
             known.look(shot, time.monotonic(), 0.0)
-        looks += shot.number > before and bool(shot.servers) and all(s.error or s.facts for s in shot.servers)
+        asked = (*shot.servers, *shot.rtis)
+        looks += shot.number > before and bool(asked) and all(s.error or s.facts for s in asked)
         if looks >= LOOKS and (page != "subscriptions" or known.looks >= LOOKS):
             break
-    if not shot.servers:
+    if not shot.servers and not shot.rtis:
         raise LookupNotFoundError(shot.problem, hint="Start one with `jbi lookup`, or name its address with --locator")
     return _seen(observer, shot, known)
 
@@ -250,7 +251,7 @@ def facts_of(seen: PageFacts, page: str) -> dict[str, Any]:
         "problem": shot.problem,
         "unseen": shot.unseen,
         "alarms": [msgspec.to_builtins(each) for each in alarms(shot, seen.full)],
-        "servers": [_server_facts(s, seen) for s in shot.servers],
+        "servers": [_server_facts(s, seen) for s in (*shot.servers, *shot.rtis)],
         "edges": [
             {name: getattr(e, name) for name in ("kind", "server", "name", "of", "count", "rate", "waiting", "lost")}
             for e in shot.edges

@@ -40,6 +40,7 @@ from jbi_pubsub.core.wire.endpoint import DATA, dial
 from jbi_pubsub.core.wire.stream import Hello, StreamSocket, greet
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
+from jbi_pubsub.protocol.entries import RTI_TYPE
 
 from .exceptions import (
     CallNotAllowedFromWithinCallback,
@@ -52,7 +53,7 @@ from .exceptions import (
 from .execution import CONVEYED
 from .federate import FederateAmbassador
 from .fom import Fom, Order, parsed
-from .proxy import RTI_TYPE, Module, Rti, living, modules_of
+from .proxy import Module, Rti, living, modules_of
 from .services import FederateServices
 from .sessions import FRAME_MOST, LENGTH, Said, received, whole_frames
 from .support import SupportServices

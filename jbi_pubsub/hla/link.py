@@ -31,10 +31,11 @@ from jbi_pubsub.core.wire.stream import Hello, StreamSocket, Tokens, greet, list
 from jbi_pubsub.lookup.client.finder import LookupCache
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
+from jbi_pubsub.protocol.entries import RTI_TYPE
 
 from .calls import Calls, Front
 from .exceptions import FederationExecutionDoesNotExist, RtiInternalError
-from .proxy import RTI, RTI_LINK_TYPE, RTI_TYPE, Module, Rti, living
+from .proxy import RTI, RTI_LINK_TYPE, Module, Rti, living
 from .sessions import received, sent
 
 log = logging.getLogger("jbi_pubsub.hla")

@@ -27,6 +27,7 @@ MEMBERS_MOST: Final = 200
 """Federates that a status tells of."""
 COUNTS: Final = (
     "ROlength", "TSOlength", "updatesSent", "reflectionsReceived", "interactionsSent", "interactionsReceived",
+    "objectInstancesThatCanBeDeleted",
 )  # fmt: skip
 """Attributes that it tells of each."""
 

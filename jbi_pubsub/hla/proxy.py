@@ -15,8 +15,6 @@ from .exceptions import ErrorReadingFom
 
 RTI: Final = "rti"
 """Name of the exported object."""
-RTI_TYPE: Final = "jbi.Rti"
-"""Service type of a federation execution, and of an RTI that may be asked to make one."""
 RTI_LINK_TYPE: Final = "jbi.RtiLink"
 """Further service type of a federation execution whose RTI is elsewhere."""
 HLA_BRIDGE_TYPE: Final = "jbi.HlaBridge"

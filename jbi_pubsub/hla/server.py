@@ -11,7 +11,6 @@ saves, and federates that join under the names that were saved can restore one.
 from __future__ import annotations
 
 import logging
-import math
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +30,7 @@ from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.wire.stream import StreamSocket, Tokens, listen, refuse, welcome
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
+from jbi_pubsub.protocol.entries import RTI_TYPE
 
 from . import rti
 from .calls import Calls, Front
@@ -45,7 +45,7 @@ from .execution import KINDS, Callback, Execution, FederationModel, RtiOptions, 
 from .fom import Fom
 from .manager import MomManager
 from .mom import with_mim
-from .proxy import RTI, RTI_TYPE, Module, Rti, living
+from .proxy import RTI, Module, Rti, living
 from .rates import UpdateRates
 from .samples import of_rti
 from .saves import Saves
@@ -431,9 +431,4 @@ def _facts(federation: ServedFederation) -> dict[str, Any]:
         "unsent": sum(each.unsent for each in federation.group.sessions),
         "resigned": dict(federation.lost),
         "members": federation.manager.facts(),
-        "times": {
-            execution.members.joined[handle].name: pace.time if pace.time < math.inf else None  # JSON has no infinity
-            for handle, pace in sorted(execution.clock.paces.items())
-            if handle in execution.members.joined
-        },
     }

@@ -31,6 +31,9 @@ PROVIDER_TYPE: Final = "jbi.Provider"
 ANSWERING_TYPES: Final = frozenset((BRIDGE_TYPE, PROVIDER_TYPE))
 """Types of services that answer queries, and have no archive to look after."""
 
+RTI_TYPE: Final = "jbi.Rti"
+"""Service type of a federation execution of simulations, and of an RTI that may be asked to make one."""
+
 PEER_TYPE: Final = "jbi.PeerPublisher"
 """Further service type of a peer publisher's registrations."""
 

@@ -42,7 +42,7 @@ LOOK_SECONDS: Final = 1.0
 
 PAGES: Final = (
     ("Overview", "/"), ("Servers", "/servers"), ("Subscriptions", "/subscriptions"), ("Plots", "/plots"),
-    ("Networks", "/networks"), ("Domains", "/domains"),
+    ("Networks", "/networks"), ("Domains", "/domains"), ("Federations", "/federations"),
     ("Objects", "/objects"), ("Archive", "/archive"), ("Explain", "/explain"), ("Administration", "/administration"),
     ("Node", "/node"), ("Client", "/client"),
 )  # fmt: skip
@@ -281,6 +281,16 @@ def table(
         made.add_slot("header-cell", _HEAD)
         search_field().on_value_change(lambda e: made.set_filter(e.value or ""))
     return made.classes("jbi-table")
+
+
+def headed(heads: Sequence[str]) -> list[tuple[str, str]]:
+    """Columns by their heads; those of numbers begin with #."""
+    return [(head, f"{'#' * (head[0] == '#')}{head.lstrip('#').capitalize()}") for head in heads]
+
+
+def numbered(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
+    """Rows of such columns."""
+    return [dict(zip(("key", *heads), (n, *row), strict=True)) for n, row in enumerate(rows)]
 
 
 def add_action(made: ui.table, name: str, markup: str) -> None:

@@ -9,7 +9,7 @@ from nicegui import ui
 
 from jbi_pubsub.core.errors import JbiError
 
-from .console import LOOK_SECONDS, Console, later, region, said, show_rows, table, words
+from .console import LOOK_SECONDS, Console, headed, later, numbered, region, said, show_rows, table, words
 from .domainview import TABLES, DomainStatus, DomainView, rows_of
 
 ANSWER_SECONDS: Final = 2.0
@@ -49,8 +49,7 @@ class _DomainPage:
                 with region(title):
                     if title in NOTES:
                         words("p", NOTES[title], "jbi-note")
-                    columns = [(head, f"{'#' * (head[0] == '#')}{head.lstrip('#').capitalize()}") for head in heads]
-                    self._tables[title] = table(columns, empty="None", rows=ROWS)
+                    self._tables[title] = table(headed(heads), empty="None", rows=ROWS)
         ui.timer(0.1, self._look, once=True)
         ui.timer(LOOK_SECONDS, self._look)
 
@@ -71,6 +70,5 @@ class _DomainPage:
     def _show(self, found: DomainStatus) -> None:
         self._title.text = found.title
         for title, rows in rows_of(found).items():
-            heads = ("key", *TABLES[title])
-            show_rows(self._tables[title], [dict(zip(heads, (n, *row), strict=True)) for n, row in enumerate(rows)])
+            show_rows(self._tables[title], numbered(TABLES[title], rows))
         self._parts.set_visibility(True)

@@ -34,14 +34,16 @@ from jbi_pubsub.lookup.client.finder import LookupCache
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceTemplate
 from jbi_pubsub.lookup.status import LookupStatus
-from jbi_pubsub.protocol.entries import BRIDGE_TYPE, PAD_TYPE, PEER_TYPE
+from jbi_pubsub.protocol.entries import BRIDGE_TYPE, PAD_TYPE, PEER_TYPE, RTI_TYPE
 from jbi_pubsub.protocol.services import STATUS, fetch_page
 from jbi_pubsub.protocol.status.delegate import DelegateOverview, ListedSubscription, PageStatus
+from jbi_pubsub.protocol.status.federations import RtiStatus
 from jbi_pubsub.protocol.status.networks import NetworksStatus
 
 log = logging.getLogger("jbi_pubsub.web")
 
-Kind = Literal["lookup", "delegate", "peer", "bridge", "unknown"]
+Kind = Literal["lookup", "delegate", "peer", "bridge", "rti", "unknown"]
+Facts = DelegateOverview | LookupStatus | RtiStatus
 
 EVERY: Final = 1.0
 """Seconds between two looks, unless told otherwise."""
@@ -70,6 +72,7 @@ COUNTED: Final[Mapping[str, tuple[str, ...]]] = {
     "delegate": ("published", "matched", "suppressed", "delivered", "mailed", "lost", "refused"),
     "peer": ("published", "matched", "suppressed", "delivered", "mailed", "lost", "refused"),
     "bridge": (),
+    "rti": (),
     "unknown": (),
 }
 """Counters of which rates are kept, by kind of server; `lost` is the sum over causes."""
@@ -84,10 +87,12 @@ DELAY: Final = "delay_ms"
 """The same, but of several servers the largest counts, not the sum."""
 
 
-KINDS: Final[Mapping[str, type[DelegateOverview | LookupStatus]]] = {
+KINDS: Final[Mapping[str, type[Facts]]] = {
     "lookup": LookupStatus,
     "delegate": DelegateOverview,
     "peer": DelegateOverview,
+    "rti": RtiStatus,
+    "rti link": RtiStatus,
 }
 """Status of each kind of server."""
 
@@ -102,7 +107,7 @@ class Server:
     id: str
     kind: Kind
     ref: ServiceRef
-    facts: DelegateOverview | LookupStatus | None
+    facts: Facts | None
     told: Mapping[str, Any]
     error: str
     rates: Mapping[str, float]
@@ -156,7 +161,8 @@ class Snapshot:
     unseen: int = 0
     problem: str = "looking for a lookup service"
     bridges: tuple[Server, ...] = ()
-    """Links to other platforms, apart from the servers of this one."""
+    rtis: tuple[Server, ...] = ()
+    """Links to other platforms, and servers of federations of simulations, apart from the servers of this one."""
 
 
 @dataclass(eq=False, slots=True)
@@ -167,7 +173,7 @@ class _Watched:
     kind: Kind
     backoff: Backoff
     listed: bool = True
-    facts: DelegateOverview | LookupStatus | None = None
+    facts: Facts | None = None
     told: Mapping[str, Any] = field(default_factory=dict)
     error: str = ""
     due: float = 0.0
@@ -210,9 +216,8 @@ class Observer:
         """Begin to look."""
         if not self._fixed:
             self._community = JoinManager(self._config, name="jbi-observer")
-            self._caches = tuple(
-                self._community.watch(ServiceTemplate(types=(kind,))) for kind in (PAD_TYPE, PEER_TYPE, BRIDGE_TYPE)
-            )
+            types = PAD_TYPE, PEER_TYPE, BRIDGE_TYPE, RTI_TYPE
+            self._caches = tuple(self._community.watch(ServiceTemplate(types=(kind,))) for kind in types)
         self._thread.start()
 
     def stop(self) -> None:
@@ -326,9 +331,10 @@ class Observer:
         found: dict[str, tuple[Kind, ServiceRef]] = {}
         for session in self._community.sessions():
             found[session.registrar_id] = ("lookup", session.ref)
-        for kind, cache in zip(("delegate", "peer", "bridge"), self._caches, strict=True):
-            for item in cache.items():
-                found.setdefault(item.proxy.service_id, (kind, item.proxy))  # type: ignore[arg-type]  # one of Kind
+        for kind, cache in zip(("delegate", "peer", "bridge", "rti"), self._caches, strict=True):
+            for item in cache.items():  # an RTI has one for each of its federations
+                key = item.proxy.service_id if kind != "rti" else ", ".join(item.proxy.endpoints)
+                found.setdefault(key, (kind, item.proxy))  # type: ignore[arg-type]  # one of Kind
         if found:
             return found, ""
         lookup = self._config.lookup
@@ -355,7 +361,7 @@ class Observer:
     def _ask(self, watched: _Watched) -> None:
         """On a thread of the pool."""
         with guarded("observer ask"):
-            facts: DelegateOverview | LookupStatus | None = None
+            facts: Facts | None = None
             told: dict[str, Any] = {}
             error = ""
             began = self._clock()
@@ -368,7 +374,7 @@ class Observer:
         with self._changed:
             watched.asking = None
 
-    def _call(self, watched: _Watched) -> tuple[dict[str, Any], DelegateOverview | LookupStatus]:
+    def _call(self, watched: _Watched) -> tuple[dict[str, Any], Facts]:
         with self._changed:
             if self._stopping.is_set():
                 raise ProtocolError("the observer is stopping")
@@ -384,16 +390,16 @@ class Observer:
             old.close()
         if kind == "unknown":  # an address alone: a lookup service has no overview
             said: Any = client.call("status", dict[str, Any]).get("kind")
-            if said not in ("lookup", "delegate", "peer"):
+            if said not in KINDS:
                 raise ProtocolError(f"{', '.join(ref.endpoints)} is no server of ours: {str(said)[:50]!r}")
-            kind = watched.kind = said
-        told: dict[str, Any] = client.call("status" if kind == "lookup" else "overview", dict[str, Any])
+            kind = watched.kind = "rti" if said == "rti link" else said
+        told: dict[str, Any] = client.call("status" if kind in ("lookup", "rti") else "overview", dict[str, Any])
         return harmless(told), checked(told, ref)
 
     def _note(
         self,
         watched: _Watched,
-        facts: DelegateOverview | LookupStatus | None,
+        facts: Facts | None,
         told: dict[str, Any],
         error: str,
         began: float,
@@ -435,13 +441,13 @@ class Observer:
 
     def _seen(self, now: float, *, unseen: int, problem: str) -> Snapshot:
         """Under the lock."""
-        servers, bridges, edges = list[Server](), list[Server](), list[Edge]()
+        servers, bridges, rtis, edges = list[Server](), list[Server](), list[Server](), list[Edge]()
         totals: dict[str, float] = {}
         for key, w in self._watched.items():
             rates = {name: rate for name, c in w.counters.items() if (rate := c.rate(now)) is not None}
-            of = bridges if w.kind == "bridge" else servers
+            of = {"bridge": bridges, "rti": rtis}.get(w.kind, servers)
             of.append(Server(key, w.kind, w.ref, w.facts, w.told, w.error, rates, w.listed))
-            if w.facts is None or w.error or w.kind == "bridge":
+            if w.facts is None or w.error or of is not servers:
                 continue
             for edge, _ in _edges_of(key, w.facts):
                 counter = w.edges.get((edge.kind, edge.name))
@@ -457,7 +463,8 @@ class Observer:
         _keep(self._totals, totals, now)
         order = ("lookup", "delegate", "peer", "unknown")
         servers.sort(key=lambda s: (order.index(s.kind), s.title, s.id))
-        return Snapshot(self._last.number + 1, now, tuple(servers), tuple(edges), unseen, problem, tuple(bridges))
+        apart = tuple(bridges), tuple(rtis)
+        return Snapshot(self._last.number + 1, now, tuple(servers), tuple(edges), unseen, problem, *apart)
 
 
 def disseminators(shot: Snapshot) -> list[tuple[Server, DelegateOverview]]:
@@ -465,7 +472,7 @@ def disseminators(shot: Snapshot) -> list[tuple[Server, DelegateOverview]]:
     return [(s, s.delegate) for s in shot.servers if s.delegate is not None]
 
 
-def count_of(facts: DelegateOverview | LookupStatus, name: str) -> int:
+def count_of(facts: Facts, name: str) -> int:
     """One of COUNTED or MEASURED."""
     if name == "mail_waiting":
         return facts.mail.queued if isinstance(facts, DelegateOverview) else 0
@@ -491,7 +498,7 @@ def _network_measures(networks: NetworksStatus, rates: Mapping[str, float | None
         yield f"{NETWORK}{link.name}.loss", max(losses, default=0.0)
 
 
-def checked(told: Mapping[str, Any], ref: ServiceRef) -> DelegateOverview | LookupStatus:
+def checked(told: Mapping[str, Any], ref: ServiceRef) -> Facts:
     """The status that a server tells, if it can be shown: anybody may register as a server. Raises ProtocolError."""
     try:
         return converted(harmless(told), KINDS[str(told.get("kind"))])
@@ -523,7 +530,7 @@ def _harmless(value: Any, depth: int, left: Iterator[int], characters: int) -> A
     return value if value is None or isinstance(value, bool | int | float) else "..."
 
 
-def _edges_of(key: str, facts: DelegateOverview | LookupStatus) -> Iterator[tuple[Edge, int]]:
+def _edges_of(key: str, facts: Facts) -> Iterator[tuple[Edge, int]]:
     """The arrows of a server, each with what its rate is of. A peer publishes to nobody: it is its own server."""
     if not isinstance(facts, DelegateOverview):
         return

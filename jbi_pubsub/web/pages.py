@@ -16,7 +16,17 @@ from jbi_pubsub.core.info_object import Cause
 from jbi_pubsub.lookup.status import LookupStatus
 from jbi_pubsub.protocol.status.delegate import DelegateOverview, PublishersStatus, SubscribersStatus
 
-from . import administration, archivepage, clientpage, domainpage, explain, networkpage, nodepage, subscriptionpage
+from . import (
+    administration,
+    archivepage,
+    clientpage,
+    domainpage,
+    explain,
+    networkpage,
+    nodepage,
+    simulations,
+    subscriptionpage,
+)
 from .alarms import Alarm, alarms, full_queues
 from .console import (
     LOOK_SECONDS,
@@ -25,8 +35,10 @@ from .console import (
     Console,
     action,
     add_action,
+    headed,
     later,
     mount,
+    numbered,
     region,
     said,
     show_rows,
@@ -72,6 +84,7 @@ def _build(console: Console) -> None:
     console.page("/")(lambda: _overview(console))
     console.page("/servers")(lambda: _servers(console))
     console.page("/plots")(lambda: _plots(console))
+    console.page("/federations")(lambda: _federations(console))
 
     @console.page("/objects")
     def _(type: str = "") -> None:  # noqa: A002  # the query's word
@@ -198,6 +211,24 @@ def _servers(console: Console) -> None:
         ui.timer(LOOK_SECONDS, look)
 
 
+def _federations(console: Console) -> None:
+    """Federations of simulations."""
+    with console.frame("Federations"):
+        made = {}
+        for title, heads in simulations.TABLES.items():
+            with region(title):
+                made[title] = table(headed(heads), empty="None", rows=ROWS)
+        words("p", "Of a federate: objects that it may delete, updates of values, values reflected to it, interactions "
+              "sent and received, messages that wait for it. Without a time it is through.", "jbi-note")  # fmt: skip
+
+        def look() -> None:
+            for title, rows in simulations.rows_of(console.observer.snapshot().rtis).items():
+                show_rows(made[title], numbered(simulations.TABLES[title], rows))
+
+        look()
+        ui.timer(LOOK_SECONDS, look)
+
+
 def _party_tables() -> tuple[ui.table, ui.table]:
     """Tables of publishers and of subscribers."""
     with region("Publishers"):
@@ -228,6 +259,7 @@ def _server_row(server: Server) -> dict[str, Any]:
     if isinstance(facts, LookupStatus):
         inward, outward, counts = "lookups", "events", (facts.items, facts.event_registrations)
     else:
+        assert isinstance(facts, DelegateOverview)  # what else there is stands apart
         inward, outward, counts = "published", "delivered", (facts.counts.registrations, facts.counts.subscriptions)
     return {
         **row, "up": lasted(facts.uptime), "connections": f"{facts.connections:,}",

@@ -134,7 +134,7 @@ def test_keys() -> None:
     assert pressed(look, "q", 5, 20) is None
     assert pressed(look, "escape", 5, 20) is None
     assert pressed(look, "2", 5, 20) == Look("subscriptions")
-    assert pressed(look, "9", 5, 20) == look
+    assert pressed(look, "0", 5, 20) == look
     assert pressed(look, "²", 5, 20) == look
     assert pressed(look, "right", 5, 20) == Look("subscriptions")
     assert pressed(look, "left", 5, 20) == Look(list(PAGES)[-1])

@@ -24,12 +24,13 @@ from jbi_pubsub.hla import exceptions as exc
 from jbi_pubsub.hla.ambassador import RTIAmbassador
 from jbi_pubsub.hla.execution import KINDS
 from jbi_pubsub.hla.federate import FederateAmbassador
-from jbi_pubsub.hla.proxy import RTI_TYPE, Module, Rti
+from jbi_pubsub.hla.proxy import Module, Rti
 from jbi_pubsub.hla.saves import Saves
 from jbi_pubsub.hla.server import RtiServer
 from jbi_pubsub.hla.sessions import FRAME_MOST, HIGH_BYTES, LENGTH
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceTemplate
+from jbi_pubsub.protocol.entries import RTI_TYPE
 from tests.hla.parties import Federate, Noting, session
 
 
