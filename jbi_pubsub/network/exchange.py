@@ -282,9 +282,7 @@ class Exchange:
             if held is None or held.expires <= now or log is None:
                 return None
             block = passed_on(held.data) if log.goes_on(at) else held.data
-            if block is None:
-                return None
-            return side.block(turn.log_id, turn.serial, block, now, expires=held.expires, is_repair=True)
+            return block and side.block(turn.log_id, turn.serial, block, now, expires=held.expires, is_repair=True)
         if isinstance(turn, Datagram):
             return side.numbered(turn, now)
         if isinstance(turn, OutgoingBlock):
@@ -353,6 +351,8 @@ class Exchange:
         for log_id in self.logs.forget_idle(now - self._settings.node_timeout):
             for side in self.sides:
                 side.recovery.forget(log_id)
+            if not self.logs.has(log_id.origin):
+                self.held.durables.forget(log_id.origin)
         for side in self.sides:
             side.recovery.tidy(now)
         for message in self._own.again(now):

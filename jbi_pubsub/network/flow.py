@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
 from statistics import median
@@ -303,10 +303,6 @@ class SeenWindow:
             elif each.place > self._said - self._most // 2:  # else it only has less to catch up with
                 each.slow_since = 0.0
             each.began = each.place
-
-    def slow(self, now: float) -> Mapping[bytes, int]:
-        """Members that are not counted, with the bytes that they lack."""
-        return {name: self._said - each.place for name, each in self._members.items() if not self._counts(each, now)}
 
     def _counts(self, member: _Member, now: float) -> bool:
         is_slow = member.slow_since and now - member.slow_since >= SLOW_SECONDS / 2

@@ -145,6 +145,10 @@ class LogBook:
         """Whether a node has announced itself, and is there; we ourselves are."""
         return origin == self._me or origin in self._known
 
+    def has(self, origin: bytes) -> bool:
+        """Whether there is a log of a node."""
+        return self._of_origin[origin] > 0
+
     def open(self, log_id: LogId) -> OriginLog:
         """A log. Raises ProtocolError: there is no room for another one."""
         log = self._logs.get(log_id)

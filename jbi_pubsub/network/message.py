@@ -268,12 +268,6 @@ class Assembler:
             self._drop(account, key)
         return len(stale)
 
-    def forget(self, origin: bytes) -> None:
-        """An origin has left: what is not complete will not be."""
-        for account in (origin, b""):
-            for key in [key for key in self._parts.get(account, ()) if key[0] == origin]:
-                self._drop(account, key)
-
     def _part(self, account: bytes, key: _PartKey, datagram: Datagram, now: float) -> _Assembly:
         parts = self._parts.setdefault(account, OrderedDict())
         part = parts.get(key)

@@ -148,6 +148,28 @@ def test_a_reduced_network_carries_publications_alone() -> None:
     assert set(other.exchange.peers) == {relay.id}
 
 
+@pytest.mark.row("G-89", "G-134")
+def test_of_nodes_that_have_left_nothing_is_remembered() -> None:
+    # Given a node that hears durable messages of forty others, which leave one after the other; one is back
+    world, segment, (first, stays) = _world(2)
+    world.run(1.0)
+    _say(stays, 1, b"stays")
+    others = [Node(world, number, [segment], ExchangeSettings()) for number in range(10, 50)]
+    world.run(4.0)
+    for each in others:
+        _say(each, 1, each.id, expiration=10_000)
+    world.run(6.0)
+    assert len(first.exchange.held.durables) == 41
+    for each in others:
+        each.is_up = False
+    again = Node(world, 10, [segment], ExchangeSettings(), epoch=2)
+    _say(again, 1, b"again")
+    # When their messages are over, expect those of the nodes that are there
+    world.run(60.0)
+    assert len(first.exchange.held.durables) == 2
+    assert {each.body for each in first.heard} >= {b"stays", b"again"}
+
+
 def test_what_is_said_again_is_not_the_oldest() -> None:
     # Given room for two durable messages of a node, and one that is said again
     blocks = DurableBlocks(2)
