@@ -160,9 +160,9 @@ class SubscriptionsProxy(_LeasedProxy):
         self.renew(opened.lease.lease_id, duration)  # opens the connection that will be needed
         return opened
 
-    def close_session(self, session_id: str) -> None:
+    def close_session(self, session_id: str, timeout: float | None = None) -> None:
         """End the session and its subscriptions."""
-        self._client.call("close", None, session_id)
+        self._client.call("close", None, session_id, timeout=timeout)
 
     def subscribe(
         self,

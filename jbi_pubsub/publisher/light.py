@@ -22,6 +22,7 @@ from jbi_pubsub.core.arguments import Document, Source, called, checked
 from jbi_pubsub.core.config import Config, effective
 from jbi_pubsub.core.errors import AdapterStateError, JbiError, unknown_uid
 from jbi_pubsub.core.info_object import ObjectAttributes, numbered, prefix_of
+from jbi_pubsub.core.open_adapters import PUBLISHERS
 from jbi_pubsub.core.process import Birthplace
 from jbi_pubsub.core.quality import Wish, checked_attributes
 from jbi_pubsub.core.renewal import LeaseRenewalManager
@@ -31,7 +32,6 @@ from jbi_pubsub.trust.settings import signer_of
 
 from .connection import ConnectionReports, DelegateConnection
 from .finder import DelegateFinder
-from .open_publishers import OPEN
 from .payloads import MAX_PAYLOAD_BYTES, Body, Payload, Payloads
 from .publication import (
     LocalPublication,
@@ -108,7 +108,7 @@ class PublisherAdapterLight:
         connection.open(seconds)
         with self._lock:
             self._connections[uid] = connection
-        OPEN.add(self)
+        PUBLISHERS.add(self)
         return uid
 
     @checked
@@ -299,7 +299,7 @@ class PublisherAdapterLight:
                 return
             self._closed = True
             connections = list(self._connections.values())
-        OPEN.discard(self)
+        PUBLISHERS.discard(self)
         deadline = time.monotonic() + timeout
         for connection in connections:
             connection.close(max(0.0, deadline - time.monotonic()))

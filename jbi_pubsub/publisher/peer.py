@@ -20,6 +20,7 @@ from jbi_pubsub.core.arguments import Document, Source, checked
 from jbi_pubsub.core.config import Config, effective
 from jbi_pubsub.core.errors import AdapterStateError, JbiError, unknown_uid
 from jbi_pubsub.core.info_object import ObjectAttributes, Parcel
+from jbi_pubsub.core.open_adapters import PUBLISHERS
 from jbi_pubsub.core.process import Birthplace
 from jbi_pubsub.core.quality import Wish, checked_attributes
 from jbi_pubsub.pad.egress.session import Deliveries
@@ -29,7 +30,6 @@ from jbi_pubsub.protocol.remote import RemoteArchive
 from jbi_pubsub.protocol.sending import Sending
 from jbi_pubsub.trust.settings import signer_of
 
-from .open_publishers import OPEN
 from .payloads import Body, Payload, Payloads
 from .publication import (
     LocalPublication,
@@ -65,7 +65,7 @@ class PublisherAdapter:
         self._next_number = 0
         self._closed = False
         self._birthplace = Birthplace()
-        OPEN.add(self)
+        PUBLISHERS.add(self)
 
     @checked
     def register_publisher(
@@ -229,7 +229,7 @@ class PublisherAdapter:
         logged as lost. One that is open when the interpreter ends is closed."""
         if not self._closed and self._birthplace.is_here():  # a forked child leaves its parent's alone
             self._closed = True
-            OPEN.discard(self)
+            PUBLISHERS.discard(self)
             if left := self._server.stop(timeout):
                 log.warning("%s leaves: %d objects for its subscribers are lost, not delivered in time", self, left)
 

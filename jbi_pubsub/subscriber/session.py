@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from typing import Any, Final
 
 import msgspec
@@ -28,6 +29,7 @@ from jbi_pubsub.core.errors import (
 )
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import Cause
+from jbi_pubsub.core.open_adapters import SUBSCRIBERS
 from jbi_pubsub.core.quality import GrantedQos
 from jbi_pubsub.core.renewal import LeaseRenewalManager
 from jbi_pubsub.core.spool import Spool
@@ -134,8 +136,8 @@ class DelegateSession:
             return record.why if record is not None else None
 
     def close(self, timeout: float = 5.0) -> None:
-        """Leave: direct subscriptions end, e-mail ones live on by their leases."""
-        link = self.link
+        """Leave within `timeout` seconds: direct subscriptions end, e-mail ones live on by their leases."""
+        link, ends = self.link, time.monotonic() + timeout
         link.stopping.set()
         link.left.set()
         self._renew_nothing()
@@ -145,13 +147,13 @@ class DelegateSession:
         self.connection.close(timeout)
         if opened is not None and not link.is_lost:
             try:
-                link.proxy.close_session(opened.uid)
+                link.proxy.close_session(opened.uid, max(0.1, ends - time.monotonic()))
             except JbiError as exc:
                 log.debug("the delegate will notice at the end of the lease: %s", exc)
         link.close()
         for thread in self._threads:
             if thread is not threading.current_thread():
-                thread.join(timeout)
+                thread.join(max(0.0, ends - time.monotonic()))
 
     def status(self) -> dict[str, Any]:
         """Plain data."""
@@ -337,6 +339,9 @@ def _is_archive(item: ServiceItem | None) -> bool:
 CLOSED_AT_ONCE: Final = 16
 """Sessions that are closed together: delegates that hang hold up no other's, short of so many."""
 
+LAST_SECONDS: Final = 1.0
+"""For one of them at the end of the process, when they are closed one after the other."""
+
 
 class DelegateSessions:
     """The sessions of a subscriber: each is begun when something is wanted there. `_lock` covers which there are."""
@@ -384,18 +389,23 @@ class DelegateSessions:
             "sessions": [session.status() for session in self.all()],
         }
 
-    def close(self) -> None:
-        """End all, and begin none any more."""
+    def close(self, timeout: float = 5.0) -> None:
+        """End all within `timeout` seconds, and begin none any more."""
         with self._lock:
             self._is_closed = True
             sessions = list(self._sessions.values())
-        if sessions:
-            at_once = min(len(sessions), CLOSED_AT_ONCE)
-            with ThreadPoolExecutor(at_once, thread_name_prefix=f"{self._name}-close") as pool:
-                list(pool.map(_close, sessions))  # each waits for an answer
-        self.renewals.stop()
+        SUBSCRIBERS.discard(self)
+        ends = time.monotonic() + timeout
+        try:
+            with ThreadPoolExecutor(CLOSED_AT_ONCE, thread_name_prefix=f"{self._name}-close") as pool:
+                list(pool.map(_close, sessions, repeat(timeout)))  # each waits for an answer
+        except RuntimeError:  # the interpreter ends, and begins no thread any more
+            for session in sessions:
+                _close(session, min(LAST_SECONDS, max(0.0, ends - time.monotonic())))
+        self.renewals.stop(max(0.0, ends - time.monotonic()))
 
     def _made(self, ref: ServiceRef) -> DelegateSession:
+        SUBSCRIBERS.add(self)
         given = (self._name, self._watches, self._forget, self._signatures, self._spool)
         return DelegateSession(ref, self._config, self.renewals, *given)
 
@@ -405,6 +415,6 @@ class DelegateSessions:
                 del self._sessions[session.ref.service_id]
 
 
-def _close(session: DelegateSession) -> None:
+def _close(session: DelegateSession, timeout: float) -> None:
     with guarded("closing a session"):  # the others are to be closed, too
-        session.close()
+        session.close(timeout)

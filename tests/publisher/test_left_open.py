@@ -64,8 +64,8 @@ asyncio.run(main())
 """
 
 BEREFT = """
-from jbi_pubsub.publisher import open_publishers
-open_publishers.EXIT_SECONDS = 0.5
+from jbi_pubsub.core import open_adapters
+open_adapters.PUBLISHERS_SECONDS = 0.5
 print(reports, flush=True)
 sys.stdin.readline()
 """
