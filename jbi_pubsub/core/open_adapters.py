@@ -26,21 +26,21 @@ class Closable(Protocol):
 
 
 class OpenAdapters:
-    """Those of a kind in this process that are open."""
+    """Adapters of a kind in this process that are open."""
 
     def __init__(self) -> None:
         self._open: set[Closable] = set()
 
     def add(self, adapter: Closable) -> None:
-        """It is open from now on."""
+        """Note that it is open from now on."""
         self._open.add(adapter)
 
     def discard(self, adapter: Closable) -> None:
-        """It is closed."""
+        """Note that it is closed."""
         self._open.discard(adapter)
 
     def forget(self) -> None:
-        """In a forked child: all are its parent's."""
+        """Forget all, in a forked child: they are its parent's."""
         self._open.clear()
 
     def close(self, seconds: float) -> None:
