@@ -11,13 +11,14 @@ import click
 
 from jbi_pubsub.core.access import ADMIN, Action, Question, Subject
 from jbi_pubsub.core.errors import ConfigurationError, PolicyError
+from jbi_pubsub.core.history import KeepRule
 from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.policy.access import AccessRules, access_rules, explained, review, review_users
 from jbi_pubsub.policy.context import ACTIONS, Addresses, facts_of
 from jbi_pubsub.policy.contradictions import contradictions
 from jbi_pubsub.policy.file import PolicyDocument, PolicyProblem, nearest, read
-from jbi_pubsub.policy.keep import keep_rules
+from jbi_pubsub.policy.keep import judge_keys, keep_rules
 from jbi_pubsub.policy.policy import OPERATIONS
 from jbi_pubsub.policy.policyfile import DELIVERIES
 from jbi_pubsub.policy.policyset import PolicySet, policies_of
@@ -62,7 +63,7 @@ class _PolicyFile(JsonArguments):
 class _PolicyCheck(_PolicyFile):
     schemas: tuple[Path, ...] = repeated("Judge XPaths by this XML Schema; repeatable.", "--schema", type=EXISTING_FILE)
 
-    def judge(self, document: PolicyDocument, rules: AccessRules, matters: PolicySet) -> None:
+    def judge(self, document: PolicyDocument, rules: AccessRules, matters: PolicySet, kept: Sequence[KeepRule]) -> None:
         """Note what contradicts schemas, and users whom nobody can be. Raises SchemaError, PolicyError."""
         config = self.settings.load()
         for schema in self.schemas:
@@ -71,6 +72,7 @@ class _PolicyCheck(_PolicyFile):
             opened = TypeRepository(cache_dir=config.type_cache()).open_schema(bundle_of(schema))
             asked = opened.type.name, opened.type.version, opened.impossible
             document.problems += contradictions([*rules.rules, *matters.rules], *asked)
+            judge_keys(document, kept, opened.type.name, opened.impossible)
         place = config.policy.users
         if place and "://" not in place and config.tls.identity() is None:  # else a certificate may name them
             review_users(document, rules, place, read_accounts(Path(place)))
@@ -101,7 +103,7 @@ def check(given: _PolicyCheck) -> int:
     if not document.errors:
         review(document, rules)
         review_policies(document, matters.rules)
-        given.judge(document, rules, matters)
+        given.judge(document, rules, matters, kept)
     problems = [*document.errors, *document.warnings]
     if given.as_json:
         warned = [{"line": 0, "column": 0, "kind": "warning", "message": line, "hint": ""} for line in said]

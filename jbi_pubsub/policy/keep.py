@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import fnmatch
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, Final
 
+from jbi_pubsub.core.access import Impossible
 from jbi_pubsub.core.errors import PredicateError
 from jbi_pubsub.core.history import KeepRule
 from jbi_pubsub.core.toml import Where
@@ -46,6 +48,16 @@ def keep_rules(document: PolicyDocument) -> tuple[KeepRule, ...]:
         seen.update(rule.types)
         rules.append(rule)
     return tuple(rules)
+
+
+def judge_keys(document: PolicyDocument, rules: Iterable[KeepRule], type_name: str, impossible: Impossible) -> None:
+    """Note a `latest_by` that selects nothing in the documents of a type, whose schema `impossible` asks: all of its
+    objects have one key."""
+    for number, rule in enumerate(rules):
+        if any(fnmatch.fnmatchcase(type_name, each) for each in rule.types):
+            for why in impossible(rule.latest_by, {}) if rule.latest_by else ():
+                document.warn(document.value(("keep", number, "latest_by")), f"latest_by, for {type_name}: {why}")
+            return
 
 
 def _rule(document: PolicyDocument, table: Mapping[str, Any], at: Where) -> KeepRule:

@@ -306,6 +306,8 @@ def test_xpaths_that_contradict_a_schema_are_warned_of(jbi: Any, tmp_path: Path,
         "[[access]]\n[[access]]\naction = 'subscribe'\nallow = false\nwhere = '//Aera'\n"
         "[[access]]\naction = 'subscribe'\ntype = 'other'\nwhere = '//nothing'\n"
         "[[policy]]\nname = 'a'\nimportance = 4\nreplace = '//latt'\n"
+        "[[keep]]\ntype = 'other'\nlatest_by = '//nothing'\n[[keep]]\ntype = 'mil.*'\nlatest_by = '//Areaa'\n"
+        "[[keep]]\nlatest_by = '//Areaaa'\n"
     )
     code, out, _ = jbi("policy", "check", "p.toml", "--schema", str(figures.schema))
     warnings = [line for line in out.splitlines() if "can't match" in line]
@@ -313,6 +315,7 @@ def test_xpaths_that_contradict_a_schema_are_warned_of(jbi: Any, tmp_path: Path,
     assert [line.split(" for ")[0] for line in warnings] == [
         "p.toml:2:1: warning: where,",
         "p.toml:10:1: warning: policy 'a', replace,",
+        "p.toml:19:13: warning: latest_by,",
     ]
     assert all("did you mean" in line for line in warnings)
 
