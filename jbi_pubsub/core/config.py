@@ -487,6 +487,18 @@ def entries(config: Config) -> Iterator[tuple[str, object]]:
             yield f"{section}.{name}", "***" if hidden else value
 
 
+def _near_value(file: Path) -> str:
+    """The hint for a word that stands for a value, as ture; "" for another fault."""
+    from .toml import TomlError, read  # here: most files have none
+
+    try:
+        read(file)
+    except (TomlError, OSError) as exc:  # OSError: it is another file by now
+        hint = getattr(exc, "hint", "")
+        return hint if hint.startswith("Did you mean") else ""
+    return ""
+
+
 def _from_file(file: Path | None) -> Iterator[tuple[str, object, str]]:
     if file is None:
         return
@@ -494,9 +506,10 @@ def _from_file(file: Path | None) -> Iterator[tuple[str, object, str]]:
         document = tomllib.loads(file.read_text())
     except (OSError, ValueError, RecursionError) as exc:  # ValueError: no UTF-8, no TOML, a zero byte in the name
         why = "too many brackets within each other" if isinstance(exc, RecursionError) else exc
+        hint = 'It is TOML: texts need quotes, "..."; `jbi config` lists every setting'
         raise ConfigurationError(
             f"configuration file {file}: {exc.strerror if isinstance(exc, OSError) else why}",
-            hint='It is TOML: texts need quotes, "..."; `jbi config` lists every setting',
+            hint=_near_value(file) or hint if isinstance(exc, tomllib.TOMLDecodeError) else hint,
         ) from exc
     for section, table in document.items():
         if not isinstance(table, dict):

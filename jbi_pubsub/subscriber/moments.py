@@ -11,8 +11,8 @@ from jbi_pubsub.core.history import MAX_POSITION
 from jbi_pubsub.protocol.requests import NEW, Start
 
 Moment = str | datetime
-"""A time: a text as ISO 8601 has it, with its zone; a text like "2h" or "1d12h" for so long ago; a datetime with its
-zone."""
+"""A time: a text as ISO 8601 has it, with its zone, or a date, whose midnight in UTC is meant; a text like "2h" or
+"1d12h" for so long ago; a datetime with its zone."""
 
 LATEST: Final = 1e11
 """Seconds since the epoch: what a time on the wire may be."""
@@ -20,6 +20,7 @@ LATEST: Final = 1e11
 _UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
 _AGO: Final = re.compile(r"(?:\d{1,9}(?:\.\d{1,6})?[smhdw])+", re.ASCII)
 _PART: Final = re.compile(r"([\d.]+)([smhdw])")
+_DATE: Final = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 _PLACE: Final = re.compile(r"(\d{1,19})(?:@([0-9a-f]{32}))?", re.ASCII)
 _LIKE: Final = 'For example "2026-11-01T00:00Z", or "2h" for two hours ago'
 
@@ -31,6 +32,7 @@ def seconds_at(given: Moment, *, now: float, what: str) -> float:
         if _AGO.fullmatch(text):
             ago = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
             return max(0.0, now - ago)
+        text = f"{text}T00:00Z" if _DATE.fullmatch(text) else text
         try:
             given = datetime.fromisoformat(text if text.isprintable() else "")  # it takes a NUL at the end
         except ValueError as exc:

@@ -136,7 +136,7 @@ class Authority:
         if not (made._own / CA_FILE).exists():
             raise ConfigurationError(
                 f"there is no authority in {folder}",
-                hint="Make one with `jbi certs init`, or name its folder with --dir",
+                hint="Make one with `jbi certs init`, or name its folder with --folder",
             )
         with made._locked():
             made._recover()

@@ -72,7 +72,7 @@ def test_what_ends_soon_is_renewed_by_a_timer(said: Callable[..., Any], tmp_path
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["issue", "alpha"], "there is no authority in certs. Make one with `jbi certs init`"),
+        (["issue", "alpha"], "Make one with `jbi certs init`, or name its folder with --folder"),
         (["issue", "../x", "--folder", "made"], "can't be called '../x'"),
         (["issue", "a", "--address", "10.0.0.1:4160", "--folder", "made"], "no host name or IP address"),
         (["init", "made"], "has an authority already"),

@@ -234,6 +234,18 @@ def test_a_misspelt_key_is_answered_with_the_nearest(said: Callable[..., Any]) -
     assert "lease.subscriber" in answer.err
 
 
+@pytest.mark.parametrize(("word", "hint"), [("ture", "Did you mean true?"), ("drop_oldest", "texts need quotes")])
+def test_a_word_that_is_no_value_is_told_with_what_was_meant(
+    word: str, hint: str, said: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "jbi.toml").write_text(f"[tls]\ninsecure = {word}\n")
+    answer = said("config")
+    assert answer.code == 2
+    assert answer.is_one_line(), answer
+    assert "at line 2, column 12" in answer.err
+    assert hint in answer.err
+
+
 @pytest.mark.parametrize("where", ["file", "variable"])
 def test_a_misspelt_key_names_its_place(
     where: str, said: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
