@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from immutables import Map
 
-from jbi_pubsub.core.errors import ConfigurationError
+from jbi_pubsub.core.errors import ConfigurationError, JbiError
 from jbi_pubsub.core.near import near_hint
 
 Value = int | float | str | bytes
@@ -283,16 +283,18 @@ def changed(change: ElementChange | None, data: bytes) -> bytes | None:
     if len(data) > LONGEST:
         return None
     try:
-        value = change.source.decode(data)
-        if change.table is not None:
-            value = _told(change.table, value, change.target)
-        elif change.source.kind == "number":
-            value = _counted_up(change, value)
-        if change.longest is not None:
-            value = str(value)[: change.longest]
-        return change.target.encode(value)
-    except (ValueError, OverflowError, struct.error, KeyError):
+        return change.target.encode(value_there(change, change.source.decode(data)))
+    except (ValueError, OverflowError, struct.error, KeyError, JbiError):  # of records JbiError
         return None
+
+
+def value_there(change: ElementChange, value: Value) -> Value:
+    """The value for the other side. Raises ValueError, OverflowError, KeyError."""
+    if change.table is not None:
+        value = _told(change.table, value, change.target)
+    elif change.source.kind == "number":
+        value = _counted_up(change, value)
+    return value if change.longest is None else str(value)[: change.longest]
 
 
 def _counted_up(change: ElementChange, value: Value) -> Value:

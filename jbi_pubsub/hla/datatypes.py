@@ -112,7 +112,9 @@ class Types(NamedTuple):
         if kind == "simpleData":
             unit = text_of(element, "units")
             found = self._made(text_of(element, "representation"), depth + 1)
-            return DataType(found.codec, unit if is_unit(unit) else "", found.layout, found.depth + 1)
+            unit, layout = unit if is_unit(unit) else "", found.layout
+            layout = Scalar(layout.codec, layout.base, unit) if isinstance(layout, Scalar) and unit else layout
+            return DataType(found.codec, unit, layout, found.depth + 1)
         if kind == "enumeratedData":
             return self._enumeration(name, element, depth)
         if kind == "arrayData":

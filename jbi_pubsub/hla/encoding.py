@@ -91,10 +91,11 @@ def _align(out: bytearray, boundary: int) -> None:
 class Scalar(Encoding):
     """A value of a fixed size: a number, a character, an enumerator; HLAboolean takes True and False, too."""
 
-    def __init__(self, codec: Codec, base: Codec | None = None) -> None:
-        """`base`: numbers that an enumeration has no name for stay numbers, of that encoding."""
+    def __init__(self, codec: Codec, base: Codec | None = None, unit: str = "") -> None:
+        """`base`: numbers that an enumeration has no name for stay numbers, of that encoding; `unit`: that of a number,
+        where the model says it."""
         super().__init__(codec.name)
-        self.codec, self.base = codec, base
+        self.codec, self.base, self.unit = codec, base, unit
         self.boundary = self.least = codec.size
 
     def read(self, data: bytes, at: int) -> tuple[Any, int]:

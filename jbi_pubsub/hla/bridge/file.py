@@ -239,4 +239,4 @@ def _as_written(way: Way) -> Iterator[tuple[str, ...]]:
             )
 
 
-_DONE: Final = ("type", "unit", "step", "origin", "length", "table")
+_DONE: Final = ("type", "unit", "step", "origin", "length", "table", "field")

@@ -6,21 +6,16 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from jbi_pubsub.bridge.elements import ElementRule
 from jbi_pubsub.core.toml import TomlTable
 
 Rest = Literal["same", "hide"]
 """Fate of what no rule names: it goes as what is called the same on the other side, or it does not."""
 
 
-class MemberRule(TomlTable, frozen=True):
-    """`attribute.NAME = {...}` of a class, `parameter.NAME = {...}` of an interaction."""
+class FieldRule(TomlTable, frozen=True):
+    """`attribute.NAME.field."A.B" = {...}`: of a field of a record, or within one."""
 
-    name: str = ""
-    """Name there; "": the same."""
-    hide: bool = False
-    """Whether it stays here."""
-    type: str | tuple[str, str] = ""
-    """Data types here and there, or one for both; "": what the object models say."""
     unit: tuple[str, str] | None = None
     """Units here and there."""
     step: float | None = None
@@ -31,6 +26,24 @@ class MemberRule(TomlTable, frozen=True):
     """Characters of a text that are left."""
     table: dict[str, str | int | float] | None = None
     """Values there, by value here; others are left out."""
+
+    @property
+    def said(self) -> ElementRule:
+        """The same, as elements have it."""
+        return ElementRule(self.unit or (), self.step, self.origin, self.length, self.table)
+
+
+class MemberRule(FieldRule, frozen=True):
+    """`attribute.NAME = {...}` of a class, `parameter.NAME = {...}` of an interaction."""
+
+    name: str = ""
+    """Name there; "": the same."""
+    hide: bool = False
+    """Whether it stays here."""
+    type: str | tuple[str, str] = ""
+    """Data types here and there, or one for both; "": what the object models say."""
+    field: dict[str, FieldRule] = msgspec.field(default_factory=dict)
+    """Rules of what is within a record, by path."""
 
 
 class NamedRule(TomlTable, frozen=True, rename={"target": "to"}):

@@ -22,13 +22,13 @@ from typing import Final, NamedTuple
 
 from immutables import Map
 
-from jbi_pubsub.bridge import elements
-from jbi_pubsub.bridge.elements import Codec, ElementChange, change_of, changed, codec_of
+from jbi_pubsub.bridge.elements import Codec, ElementChange, ElementRule, change_of, changed, codec_of
 from jbi_pubsub.core.errors import ConfigurationError, JbiError
 from jbi_pubsub.core.near import near_hint
 from jbi_pubsub.hla.datatypes import DataType, Types
 from jbi_pubsub.hla.fom import INTERACTION_ROOT, OBJECT_ROOT, Class, ClassMember, Fom
 
+from .fields import FieldChanges, says
 from .rules import ClassRule, InteractionRule, MemberRule, Rest, Way
 
 Values = tuple[tuple[int, bytes], ...]
@@ -323,12 +323,16 @@ class _Compiling:
         types = (rule.type, rule.type) if isinstance(rule.type, str) else rule.type
         source = _type_of(types[0], self._here.types, here)
         target = _type_of(types[1], self._there.types, there)
-        unit: tuple[str, ...] = rule.unit or ()
-        if not unit and source and target and source.unit and target.unit and rule.table is None:
-            unit = (source.unit, target.unit)
-        said = elements.ElementRule(unit, rule.step, rule.origin, rule.length, rule.table)
+        said = rule.said
+        if source and target and source.codec.kind == target.codec.kind == "structure" and said == ElementRule():
+            fields = FieldChanges({path: each.said for path, each in rule.field.items()})
+            return fields.change(source, target), "; ".join(fields.says)
+        if rule.field:
+            raise ConfigurationError("rules for fields of what is no record", hint="Take those of the whole away")
+        if not said.unit and source and target and source.unit and target.unit and rule.table is None:
+            said = said._replace(unit=(source.unit, target.unit))
         change = change_of(said, _codec(source), _codec(target))
-        return change, _says(said, change) if change is not None else ""
+        return change, says(said, change) if change is not None else ""
 
     def _wrong(self, name: str, why: str, hint: str) -> ConfigurationError:
         return ConfigurationError(f"{self._kind} {name[:200]} of side {self._here.name} {why}", hint=hint)
@@ -339,20 +343,6 @@ def _type_of(name: str, types: Types, member: ClassMember) -> DataType | None:
     if not name:
         return types.get(member.data_type)
     return types.get(name) or DataType(codec_of(name))
-
-
-def _says(rule: elements.ElementRule, change: ElementChange) -> str:
-    """Description of a change: units, encodings, what is left."""
-    parts = [" to ".join(rule.unit)] if change.line is not None else []
-    if change.source.form != change.target.form:
-        parts.append(f"{change.source.name} to {change.target.name}")
-    if rule.step is not None:
-        parts.append(f"steps of {rule.step:g}" + (f" from {rule.origin:g}" if rule.origin else ""))
-    if rule.length is not None:
-        parts.append(f"{rule.length} characters")
-    if rule.table is not None:
-        parts.append("by a table: " + ", ".join(f"{key} is {value}" for key, value in sorted(rule.table.items())))
-    return "; ".join(parts)
 
 
 def _codec(found: DataType | None) -> Codec | None:

@@ -330,3 +330,78 @@ def test_data_types_that_are_none() -> None:
         datatypes.parsed(("m", b"<objectModel"))
     with pytest.raises(ErrorReadingFom, match=r"the module nowhere\.xml can't be read"):
         modules_of(["nowhere.xml"])
+
+
+# -- what is within records -----------------------------------------------------------------------------------------
+
+SPACE = """<objectModel><objects><objectClass><name>HLAobjectRoot</name><objectClass><name>Aircraft</name>
+  <attribute><name>spatial</name><dataType>Spatial</dataType></attribute>
+  <attribute><name>route</name><dataType>Route</dataType></attribute></objectClass></objectClass></objects>
+ <dataTypes>
+  <simpleDataTypes><simpleData><name>Length</name><representation>{number}</representation><units>{unit}</units></simpleData>
+  </simpleDataTypes>
+  <enumeratedDataTypes><enumeratedData><name>Kind</name><representation>HLAoctet</representation>
+   <enumerator><name>FIXED</name><value>1</value></enumerator><enumerator><name>MOVING</name><value>2</value></enumerator>
+  </enumeratedData></enumeratedDataTypes>
+  <arrayDataTypes><arrayData><name>Route</name><dataType>Point</dataType><cardinality>Dynamic</cardinality>
+   <encoding>HLAvariableArray</encoding></arrayData></arrayDataTypes>
+  <fixedRecordDataTypes><fixedRecordData><name>Point</name><encoding>HLAfixedRecord</encoding>
+   <field><name>X</name><dataType>Length</dataType></field><field><name>{second}</name><dataType>HLAfloat64BE</dataType></field>
+  </fixedRecordData></fixedRecordDataTypes>
+  <variantRecordDataTypes><variantRecordData><name>Spatial</name><discriminant>kind</discriminant><dataType>Kind</dataType>
+   <alternative><enumerator>FIXED</enumerator><name>at</name><dataType>Point</dataType></alternative>
+   <encoding>HLAvariantRecord</encoding></variantRecordData></variantRecordDataTypes>
+ </dataTypes></objectModel>"""
+
+
+def space(name: str, number: str = "HLAfloat64BE", unit: str = "ft", second: str = "heading") -> SideModel:
+    return model(name, SPACE.format(number=number, unit=unit, second=second))
+
+
+def sent_within(there: SideModel, value: Any, name: str = "spatial", **rule: Any) -> Any:
+    """A value as it is on the other side, decoded; None: it is left out."""
+    here = space("air")
+    said = {"class": [{"name": "Aircraft", "attribute": {name: rule}}]} if rule else None
+    translated = translation(here, there, way(said), way(back=True))
+    cls, of = here.fom.object_class("Aircraft"), here.fom.codec({"spatial": "Spatial", "route": "Route"}[name])
+    data = of.encode(value) if not isinstance(value, bytes) else value
+    found, _ = translated.values(0, cls, ((here.fom.attribute(cls, name), data),))
+    return there.fom.codec(of.name).decode(found[0][1]) if found else None
+
+
+def test_what_is_within_a_record_goes_in_the_unit_and_encoding_that_the_models_say() -> None:
+    at = {"kind": "FIXED", "at": {"X": 1000.0, "heading": 45.0}}
+    # Given a record whose field is in feet here; When it goes to where that is in metres, in another encoding, or not
+    # Expect the number there, in records, alternatives and arrays, and the rest as it is
+    metres = space("weather", unit="m")
+    assert sent_within(metres, at) == {"kind": "FIXED", "at": {"X": 304.8, "heading": 45.0}}
+    assert sent_within(metres, [at["at"]] * 2, "route") == [{"X": 304.8, "heading": 45.0}] * 2
+    assert sent_within(metres, {"kind": "MOVING"}) == {"kind": "MOVING"}
+    assert sent_within(space("weather", "HLAinteger32LE", "m"), at) == {
+        "kind": "FIXED",
+        "at": {"X": 305, "heading": 45.0},
+    }
+    assert sent_within(space("weather"), at) == at
+    # and what can't be decoded, or does not fit, to be left out where something is changed
+    assert sent_within(metres, b"\1") is None
+    assert sent_within(space("weather", "HLAoctet", "m"), at) is None
+
+
+def test_a_guard_is_on_a_field_of_a_record() -> None:
+    at = {"kind": "FIXED", "at": {"X": 1234.5, "heading": 47.0}}
+    coarse = {"at.X": {"unit": ["ft", "m"], "step": 100.0}, "at.heading": {"step": 10.0}}
+    assert sent_within(space("weather"), at, field=coarse) == {"kind": "FIXED", "at": {"X": 400.0, "heading": 50.0}}
+    assert sent_within(space("weather"), [at["at"]], "route", field={"X": {"step": 1000.0}}) == [
+        {"X": 1000.0, "heading": 47.0}
+    ]
+    # and a discriminant may be called otherwise, if its alternative is there
+    assert sent_within(space("weather"), {"kind": "MOVING"}, field={"kind": {"table": {"FIXED": "FIXED"}}}) is None
+    with pytest.raises(ConfigurationError, match=r"spatial: Spatial has no number or text 'at.Y' within") as refused:
+        sent_within(space("weather"), at, field={"at.Y": {"step": 1.0}})
+    assert "at.X" in str(refused.value.hint)
+    with pytest.raises(ConfigurationError, match=r"at.X: m is of dimension length, s is of time"):
+        sent_within(space("weather"), at, field={"at.X": {"unit": ["m", "s"]}})
+    with pytest.raises(ConfigurationError, match="Point is something else there"):
+        sent_within(space("weather", second="speed"), at)
+    with pytest.raises(ConfigurationError, match="no record"):
+        made({"class": [{"name": "Aircraft", "attribute": {"altitude": {"field": {"X": {"step": 1.0}}}}}]})
