@@ -51,7 +51,6 @@ def subscribe_object_class_attributes(
 
 
 def unsubscribe_object_class(call: ServiceCall, cls: int) -> None:
-    """The federate hears nothing of the class; what it knows stays known (clause 5.7)."""
     unsubscribe_object_class_attributes(call, cls, object_class(call.model.fom, cls).members)
 
 
@@ -105,12 +104,10 @@ def _take_out(call: ServiceCall, table: str, cls: int, attributes: Handles) -> H
 
 
 def publish_interaction_class(call: ServiceCall, cls: int) -> None:
-    """The federate may send interactions of the class (clause 5.4)."""
     _set_class(call, "sends", cls, is_in=True)
 
 
 def unpublish_interaction_class(call: ServiceCall, cls: int) -> None:
-    """The federate sends none any more (clause 5.5)."""
     _set_class(call, "sends", cls, is_in=False)
 
 
@@ -125,7 +122,6 @@ def subscribe_interaction_class(
 
 
 def unsubscribe_interaction_class(call: ServiceCall, cls: int, boxes: Boxes = regions.DEFAULT) -> None:
-    """The federate gets none any more, but in other regions (clause 5.9)."""
     if regions.unuse(call, "hears", cls, {0: boxes}):
         _set_class(call, "hears", cls, is_in=False)
         _note(call, "passive", {("i", cls, 0): False})
@@ -143,7 +139,6 @@ def _set_class(call: ServiceCall, table: str, cls: int, *, is_in: bool) -> None:
 
 
 def set_convey_producing_federate_switch(call: ServiceCall, on: bool) -> None:  # a service's argument
-    """The federate is told by whom what it gets was sent, from now on."""
     told = call.execution.declared.conveyed
     put = told.set(call.federate, True) if on else told.delete(call.federate) if call.federate in told else told
     call.change("declared", conveyed=put)

@@ -39,7 +39,6 @@ Pairs = tuple[tuple[int, int], ...]
 
 
 def create_region(call: ServiceCall, dimensions: Handles) -> int:
-    """A region of some dimensions; the answer is its handle (clause 9.2)."""
     box = tuple((each, 0, dimension_at(call.model.fom, each).upper) for each in sorted(set(dimensions)))
     if len(call.execution.regions.made.get(call.federate, ())) >= REGIONS_MOST:
         raise RtiInternalError(f"the federate has {REGIONS_MOST:,} regions", hint="Delete some, or change their bounds")
@@ -49,12 +48,10 @@ def create_region(call: ServiceCall, dimensions: Handles) -> int:
 
 
 def get_dimension_handle_set(call: ServiceCall, region: int) -> Handles:
-    """The answer is the dimensions of a region (clause 10.28)."""
     return tuple(each for each, _, _ in _own(call, region).bounds)
 
 
 def get_range_bounds(call: ServiceCall, region: int, dimension: int) -> Handles:
-    """The answer is both bounds, as they were set last (clause 10.29)."""
     found = {each: bounds for each, *bounds in _own(call, region).bounds}
     if dimension not in found:
         raise RegionDoesNotContainSpecifiedDimension(
@@ -64,7 +61,6 @@ def get_range_bounds(call: ServiceCall, region: int, dimension: int) -> Handles:
 
 
 def set_range_bounds(call: ServiceCall, region: int, dimension: int, lower: int, upper: int) -> None:
-    """Other bounds, which count when they are committed (clause 10.30)."""
     get_range_bounds(call, region, dimension)
     most = dimension_at(call.model.fom, dimension).upper
     if not lower < upper <= most:
@@ -75,7 +71,6 @@ def set_range_bounds(call: ServiceCall, region: int, dimension: int, lower: int,
 
 
 def commit_region_modifications(call: ServiceCall, regions: Handles) -> None:
-    """The bounds that were set count, wherever these regions are used (clause 9.3)."""
     moved = {each: _own(call, each) for each in regions}
     for each, region in moved.items():
         _keep(call, each, region._replace(committed=region.bounds))
@@ -94,7 +89,6 @@ def commit_region_modifications(call: ServiceCall, regions: Handles) -> None:
 
 
 def delete_region(call: ServiceCall, region: int) -> None:
-    """The region is no more (clause 9.4)."""
     if uses := _own(call, region).uses:
         raise RegionInUseForUpdateOrSubscription(
             f"region {region} is used {len(uses)} times", hint="Unassociate it, and unsubscribe with it"
@@ -147,7 +141,6 @@ def _areas(call: ServiceCall, kind: Class, pairs: Pairs) -> dict[int, Boxes]:
 
 
 def register_object_instance_with_regions(call: ServiceCall, cls: int, pairs: Pairs, name: str = "") -> int:
-    """An instance, attributes of which are in regions; the answer is its handle (clause 9.5)."""
     areas = _areas(call, object_class(call.model.fom, cls), pairs)
     handle = objects.register_object_instance(call, cls, name, areas)
     if wrong := set(areas).difference(call.execution.declared.publishes(call.federate, cls)):
@@ -159,7 +152,6 @@ def register_object_instance_with_regions(call: ServiceCall, cls: int, pairs: Pa
 
 
 def associate_regions_for_updates(call: ServiceCall, instance: int, pairs: Pairs) -> None:
-    """Attributes of an instance are in regions (clause 9.6)."""
     use(call, "update", instance, _areas(call, call.known_class(instance), pairs))
     call.moved.append(instance)
 
@@ -173,20 +165,16 @@ def unassociate_regions_for_updates(call: ServiceCall, instance: int, pairs: Pai
 def subscribe_object_class_attributes_with_regions(
     call: ServiceCall, cls: int, pairs: Pairs, rate: str = "", passive: bool = False
 ) -> None:
-    """The federate hears of attributes in regions, too (clause 9.8)."""
     if areas := _areas(call, object_class(call.model.fom, cls), pairs):
         declaration.subscribe_object_class_attributes(call, cls, tuple(areas), rate, passive, areas)
 
 
 def unsubscribe_object_class_attributes_with_regions(call: ServiceCall, cls: int, pairs: Pairs) -> None:
-    """The federate hears nothing of attributes in these regions (clause 9.9)."""
     areas = _areas(call, object_class(call.model.fom, cls), pairs)
     declaration.unsubscribe_object_class_attributes(call, cls, tuple(areas), areas)
 
 
 def request_attribute_value_update_with_regions(call: ServiceCall, cls: int, pairs: Pairs, tag: bytes = b"") -> None:
-    """The owners of all instances of a class and those below it are asked for values that are in regions (clause
-    9.13)."""
     areas = _areas(call, object_class(call.model.fom, cls), pairs)
     by_handle, owned, used = call.execution.instances.by_handle, call.execution.owned, call.execution.regions.used
     for at in sorted(by_handle):
@@ -201,13 +189,11 @@ def request_attribute_value_update_with_regions(call: ServiceCall, cls: int, pai
 def subscribe_interaction_class_with_regions(
     call: ServiceCall, cls: int, regions: Handles, passive: bool = False
 ) -> None:
-    """The federate gets interactions of the class in regions (clause 9.10)."""
     if boxes := _boxes(call, regions, interaction_class(call.model.fom, cls).dimensions):
         declaration.subscribe_interaction_class(call, cls, passive, boxes)
 
 
 def unsubscribe_interaction_class_with_regions(call: ServiceCall, cls: int, regions: Handles) -> None:
-    """The federate gets none in these regions (clause 9.11)."""
     boxes = _boxes(call, regions, interaction_class(call.model.fom, cls).dimensions)
     declaration.unsubscribe_interaction_class(call, cls, boxes)
 
@@ -215,6 +201,5 @@ def unsubscribe_interaction_class_with_regions(call: ServiceCall, cls: int, regi
 def send_interaction_with_regions(
     call: ServiceCall, cls: int, parameters: Values, regions: Handles, tag: bytes = b"", time: float | None = None
 ) -> int:
-    """An interaction for who listens there; answer and errors are those of send_interaction (clause 9.12)."""
     boxes = _boxes(call, regions, interaction_class(call.model.fom, cls).dimensions)
     return objects.send_interaction(call, cls, parameters, tag, time, boxes or DEFAULT)

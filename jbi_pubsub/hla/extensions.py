@@ -144,7 +144,6 @@ def synchronization_point_not_achieved(call: ServiceCall, label: str) -> None:
 
 
 def join_set(call: ServiceCall, name: str) -> None:
-    """The federate becomes a member of a set."""
     _check(call, "join_set")
     sets = call.execution.points.sets
     if not name:
@@ -155,7 +154,6 @@ def join_set(call: ServiceCall, name: str) -> None:
 
 
 def leave_set(call: ServiceCall, name: str) -> None:
-    """Leave a set."""
     _check(call, "leave_set")
     sets = call.execution.points.sets
     members = sets.get(name, Map())

@@ -107,12 +107,10 @@ def resign_federation_execution(call: ServiceCall, action: str) -> None:
 
 
 def get_automatic_resign_directive(call: ServiceCall) -> str:
-    """The answer is the action with which the federate is resigned when it dies (clause 10.2)."""
     return call.execution.members.joined[call.federate].action
 
 
 def set_automatic_resign_directive(call: ServiceCall, action: str) -> None:
-    """Another one (clause 10.3)."""
     _check_action(action)
     joined = call.execution.members.joined
     call.change("members", joined=joined.set(call.federate, joined[call.federate]._replace(action=action)))
@@ -145,7 +143,6 @@ def _leave(call: ServiceCall) -> None:
 def register_federation_synchronization_point(
     call: ServiceCall, label: str, tag: bytes = b"", federates: tuple[int, ...] | None = None
 ) -> None:
-    """A point for all, or for some federates; whether it is accepted is told by a callback (clause 4.11)."""
     register(call, label, tag, federates or call.execution.members.joined, for_all=not federates)
 
 
@@ -169,7 +166,6 @@ def register(call: ServiceCall, label: str, tag: bytes, members: Iterable[int], 
 
 
 def synchronization_point_achieved(call: ServiceCall, label: str, success: bool = True) -> None:
-    """A federate is where the point asks it to be, or has tried."""
     point = call.execution.points.pending.get(label)
     if point is None or point.achieved.get(call.federate) is not False:
         achieved = point is not None and call.federate in point.achieved
@@ -229,7 +225,6 @@ def request_federation_save(call: ServiceCall, label: str, time: float | None = 
 
 
 def federate_save_begun(call: ServiceCall) -> None:
-    """The federate saves."""
     if not _is_at(call, "instructed", is_restore=False):
         raise SaveNotInitiated("nobody has told the federate to save, or it has begun", hint="Wait for the callback")
     _report(call, "saving")
@@ -243,8 +238,6 @@ def report_save(call: ServiceCall, *, state: str) -> None:
 
 
 def request_federation_restore(call: ServiceCall, label: str) -> None:
-    """All federates are to go back to what was saved under a label; whether it can be is told by a callback
-    (clause 4.24)."""
     joined, names = call.execution.members
     kept = call.execution.saving.kept.get(label)
     if kept is None or set(kept.members.names) != set(names):
@@ -319,7 +312,6 @@ def _end(call: ServiceCall, name: str, *arguments: Any) -> None:
 
 
 def abort_federation_save(call: ServiceCall) -> None:
-    """The save that goes on, or waits for its time, is given up (clause 4.22)."""
     saving = call.execution.saving
     if saving.label and not saving.is_restore:
         _end(call, "federation_not_saved", saving.label, "ABORTED")
@@ -333,7 +325,6 @@ def abort_federation_save(call: ServiceCall) -> None:
 
 
 def abort_federation_restore(call: ServiceCall) -> None:
-    """The restore that goes on is given up (clause 4.30)."""
     saving = call.execution.saving
     if not saving.label or not saving.is_restore:
         raise RestoreNotInProgress("no restore goes on", hint="There is nothing to give up")

@@ -95,13 +95,10 @@ def _is_free(call: ServiceCall, name: str) -> bool:
 
 
 def reserve_object_instance_name(call: ServiceCall, name: str) -> None:
-    """The federate alone may give an instance that name, as object_instance_name_reservation_succeeded or _failed tells
-    (clause 6.2)."""
     _reserve(call, (name,), "object_instance_name_reservation", name)
 
 
 def reserve_multiple_object_instance_names(call: ServiceCall, names: tuple[str, ...]) -> None:
-    """The same with all of them or none (clause 6.5)."""
     _reserve(call, names, "multiple_object_instance_name_reservation", names)
 
 
@@ -118,7 +115,6 @@ def _reserve(call: ServiceCall, names: tuple[str, ...], callback: str, told: str
 
 
 def release_multiple_object_instance_names(call: ServiceCall, names: tuple[str, ...]) -> None:
-    """Anybody may take these names (clauses 6.4 and 6.7)."""
     reserved = call.execution.instances.reserved
     for each in names:
         if reserved.get(each) != call.federate:
@@ -167,7 +163,6 @@ def discover_moved(call: ServiceCall) -> None:
 
 
 def delete_object_instance(call: ServiceCall, instance: int, tag: bytes = b"", time: float | None = None) -> int:
-    """The instance is no more; the answer is a retraction handle, 0 in receive order (clause 6.14)."""
     found, privilege = call.known(instance), call.model.fom.privilege
     if call.execution.owned.owner(instance, privilege) != call.federate:
         raise DeletePrivilegeNotHeld(
@@ -237,19 +232,16 @@ def local_delete_object_instance(call: ServiceCall, instance: int) -> None:
 
 
 def get_object_instance_name(call: ServiceCall, instance: int) -> str:
-    """The answer is the name of an instance."""
     return call.known(instance).name
 
 
 def get_object_instance_handle(call: ServiceCall, name: str) -> int:
-    """The answer is the handle of an instance."""
     handle = call.execution.instances.by_name.get(name, 0)
     call.known(handle)
     return handle
 
 
 def get_known_object_class_handle(call: ServiceCall, instance: int) -> int:
-    """The answer is the class at which the federate knows an instance."""
     return call.known(instance).known[call.federate]
 
 
@@ -357,12 +349,10 @@ def _reached(
 
 
 def request_attribute_value_update(call: ServiceCall, instance: int, attributes: Handles, tag: bytes = b"") -> None:
-    """The owners are asked for values (clause 6.19)."""
     ask_owners(call, instance, checked_attributes(call.known_class(instance), attributes), tag)
 
 
 def request_class_attribute_value_update(call: ServiceCall, cls: int, attributes: Handles, tag: bytes = b"") -> None:
-    """The owners of all instances of a class and those below it are asked for values."""
     wanted = checked_attributes(object_class(call.model.fom, cls), attributes)
     by_handle = call.execution.instances.by_handle
     for handle in sorted(by_handle):
@@ -383,7 +373,6 @@ def ask_owners(call: ServiceCall, instance: int, attributes: Handles, tag: bytes
 
 
 def change_attribute_order_type(call: ServiceCall, instance: int, attributes: Handles, order: Order) -> None:
-    """In which order values of attributes that the federate owns are delivered (clause 8.23)."""
     orders = call.execution.instances.orders
     for each in ownership.owned_by(call, instance, attributes):
         orders = orders.set((instance, each), order)
@@ -448,6 +437,5 @@ def _hearing(hears: Map[int, Handles], above: Handles) -> tuple[tuple[int, int],
 
 
 def change_interaction_order_type(call: ServiceCall, cls: int, order: Order) -> None:
-    """In which order the federate's interactions of a class are delivered (clause 8.24)."""
     published_class(call, cls)
     call.change("instances", sent=call.execution.instances.sent.set((call.federate, cls), order))

@@ -39,7 +39,6 @@ from .transfers import Transfer, may_own
 
 
 def unconditional_attribute_ownership_divestiture(call: ServiceCall, instance: int, attributes: Handles) -> None:
-    """The federate owns these no more, whoever does (clause 7.2)."""
     wanted = owned_by(call, instance, attributes)
     transfer = Transfer(call, instance)
     transfer.let_go(wanted)
@@ -67,7 +66,6 @@ def negotiated_attribute_ownership_divestiture(
 
 
 def confirm_divestiture(call: ServiceCall, instance: int, attributes: Handles, tag: bytes = b"") -> None:
-    """The federate, asked to confirm, gives these to the first who claims them (clause 7.6)."""
     wanted = owned_by(call, instance, attributes)
     transfer = Transfer(call, instance)
     _check_divesting(call, transfer, wanted)
@@ -83,7 +81,6 @@ def confirm_divestiture(call: ServiceCall, instance: int, attributes: Handles, t
 
 
 def cancel_negotiated_attribute_ownership_divestiture(call: ServiceCall, instance: int, attributes: Handles) -> None:
-    """The federate keeps these (clause 7.14)."""
     wanted = owned_by(call, instance, attributes)
     transfer = Transfer(call, instance)
     _check_divesting(call, transfer, wanted)
@@ -94,7 +91,6 @@ def cancel_negotiated_attribute_ownership_divestiture(call: ServiceCall, instanc
 
 
 def attribute_ownership_divestiture_if_wanted(call: ServiceCall, instance: int, attributes: Handles) -> Handles:
-    """The federate gives up those of the attributes that somebody waits for; the answer is which (clause 7.13)."""
     wanted = owned_by(call, instance, attributes)
     transfer = Transfer(call, instance)
     gone = tuple(each for each in wanted if each in transfer.claims)
@@ -104,7 +100,6 @@ def attribute_ownership_divestiture_if_wanted(call: ServiceCall, instance: int, 
 
 
 def attribute_ownership_release_denied(call: ServiceCall, instance: int, attributes: Handles) -> None:
-    """The federate keeps what it was asked to release; who asked waits on (clause 7.12)."""
     owned_by(call, instance, attributes)
 
 
@@ -169,7 +164,6 @@ def cancel_attribute_ownership_acquisition(call: ServiceCall, instance: int, att
 
 
 def query_attribute_ownership(call: ServiceCall, instance: int, attribute: int) -> None:
-    """Whether anybody owns an attribute, by inform_attribute_ownership; not who (clause 7.17)."""
     checked_attributes(call.known_class(instance), (attribute,))
     owned = call.execution.owned
     is_owned = owned.owner(instance, attribute) != 0 and attribute not in owned.declared.get(instance, Map())
@@ -177,7 +171,6 @@ def query_attribute_ownership(call: ServiceCall, instance: int, attribute: int) 
 
 
 def is_attribute_owned_by_federate(call: ServiceCall, instance: int, attribute: int) -> bool:
-    """The answer is whether the federate owns an attribute (clause 7.19)."""
     checked_attributes(call.known_class(instance), (attribute,))
     return call.execution.owned.owner(instance, attribute) == call.federate
 

@@ -2,8 +2,8 @@
 
 `call` looks the service up, checks its arguments, refuses what may not be called now, and has the service's group do
 it: federation.py, declaration.py, objects.py, ownership.py, timing.py, distribution.py. It changes nothing and waits
-for nothing; whoever calls keeps the execution that comes back, and passes on what is told. What a service raises stands
-in services.py.
+for nothing; whoever calls keeps the execution that comes back, and passes on what is told. What a service is for,
+its clause and what it raises stands in services.py; a function that does one says what else there is to know of it.
 
 While a federation is saved, all but reports, status queries, aborting and resigning is refused (SaveInProgress), and
 the same while it is restored (RestoreInProgress; IEEE 1516.1-2010, clauses 4.16 and 4.24).

@@ -78,7 +78,6 @@ def disable_time_constrained(call: ServiceCall) -> None:
 
 
 def enable_asynchronous_delivery(call: ServiceCall) -> None:
-    """Messages in receive order come at any time (clause 8.14)."""
     pace = call.pace
     if pace.is_asynchronous:
         raise AsynchronousDeliveryAlreadyEnabled("asynchronous delivery is on", hint="There is nothing to enable")
@@ -87,7 +86,6 @@ def enable_asynchronous_delivery(call: ServiceCall) -> None:
 
 
 def disable_asynchronous_delivery(call: ServiceCall) -> None:
-    """Messages in receive order come to a constrained federate while it asks for a time (clause 8.15)."""
     pace = call.pace
     if not pace.is_asynchronous:
         raise AsynchronousDeliveryAlreadyDisabled("asynchronous delivery is off", hint="There is nothing to disable")
@@ -151,24 +149,19 @@ def watch_lower_bound(call: ServiceCall, on: bool) -> None:
 
 
 def query_logical_time(call: ServiceCall) -> float:
-    """The answer is the federate's time (clause 8.17)."""
     return call.pace.time
 
 
 def query_lookahead(call: ServiceCall) -> float:
-    """The answer is the lookahead in force (clause 8.20)."""
     pace = _regulating(call)
     return max(pace.lookahead or 0.0, pace.floor - pace.time)
 
 
 def query_galt(call: ServiceCall) -> float:
-    """The answer is the greatest time to which the federate can be sure to advance, infinity when nobody else regulates
-    (clause 8.16)."""
     return galt_of(bounds_of(call.execution.clock), call.federate)[0]
 
 
 def query_lits(call: ServiceCall) -> float:
-    """The answer is the least time stamp that may still come to the federate (clause 8.18)."""
     return min(query_galt(call), call.execution.clock.least(call.federate))
 
 

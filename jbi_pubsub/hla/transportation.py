@@ -14,7 +14,6 @@ from .fom import checked_attributes, interaction_class
 def request_attribute_transportation_type_change(
     call: ServiceCall, instance: int, attributes: Handles, transportation: int
 ) -> None:
-    """Values of attributes that the federate owns go otherwise from now on, as a callback confirms (clause 6.23)."""
     owned = ownership.owned_by(call, instance, attributes)
     changed = call.execution.instances.transports.update({(instance, each): transportation for each in owned})
     call.change("instances", transports=changed)
@@ -22,15 +21,12 @@ def request_attribute_transportation_type_change(
 
 
 def query_attribute_transportation_type(call: ServiceCall, instance: int, attribute: int) -> None:
-    """The type of an attribute, by a callback (clause 6.25)."""
     checked_attributes(call.known_class(instance), (attribute,))
     found = objects.transportation_of(call, instance, attribute)
     call.tell(call.federate, "report_attribute_transportation_type", instance, attribute, found)
 
 
 def request_interaction_transportation_type_change(call: ServiceCall, cls: int, transportation: int) -> None:
-    """Interactions of a class that the federate sends go otherwise from now on, as a callback confirms (clause
-    6.27)."""
     objects.published_class(call, cls)
     call.change("instances", sends=call.execution.instances.sends.set((call.federate, cls), transportation))
     call.tell(call.federate, "confirm_interaction_transportation_type_change", cls, transportation)
