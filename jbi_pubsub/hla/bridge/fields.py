@@ -43,7 +43,7 @@ class FieldChanges:
                                    here.codec.encode), there.codec)  # fmt: skip
 
     def _step(self, here: Encoding, there: Encoding, path: str) -> Step | None:
-        """What is done to a value; None: nothing."""
+        """Change of a value; None: it stays as it is."""
         if isinstance(here, Scalar) and isinstance(there, Scalar):
             return self._scalar(here, there, path)
         if isinstance(here, ElementArray) and type(here) is type(there):
