@@ -19,7 +19,7 @@ from jbi_pubsub.network.log import SERIAL_MOST, LogBook, LogId
 from jbi_pubsub.network.peers import Peers
 
 OWN_MOST: Final = 200
-"""Logs of our own that an announcement tells of: that for all, and the first ones of those to one node."""
+"""Logs of our own of which each announcement has the end: that for all, and the first ones of those to one node."""
 RANGES_LEAST: Final = 2
 """Ranges in an announcement, at least: the first of them is the last one of the announcement before."""
 TOLD: Final = 5
@@ -55,7 +55,7 @@ class NodeAnnouncer:
                 elif not peers.is_heard(log_id.origin, log_id.epoch, at) and not (log.is_far and log.goes_on(at)):
                     others.append(log_id)
         self._number += 1
-        held = (*self._of_own(at, logs, own[:OWN_MOST]), *self._in_turn(at, logs, others, self._ranges))
+        held = (*self._of_own(at, logs, own), *self._in_turn(at, logs, others, self._ranges))
         if is_end:
             return msgspec.structs.replace(self._first, number=self._number, held=held)
         return msgspec.structs.replace(
@@ -65,9 +65,12 @@ class NodeAnnouncer:
     def _of_own(self, at: int, logs: LogBook, log_ids: Sequence[LogId]) -> list[LogRanges]:
         """Ranges of our logs, in turn where there are many; then the last range of each stands beside."""
         held = [(each, logs.open(each)) for each in log_ids]
-        if sum(len(log.held) for _, log in held) <= self._ranges:
+        if len(held) <= OWN_MOST and sum(len(log.held) for _, log in held) <= self._ranges:
             return self._in_turn(at, logs, log_ids, self._ranges, is_own=True)
-        ends = [LogRanges(*log_id, (next(reversed(log.held)),) if log.held else (), log.floor) for log_id, log in held]
+        ends = [
+            LogRanges(*log_id, (next(reversed(log.held)),) if log.held else (), log.floor)
+            for log_id, log in held[:OWN_MOST]
+        ]
         return ends + self._in_turn(at, logs, log_ids, max(self._ranges - len(ends), RANGES_LEAST), is_own=True)
 
     def _in_turn(
@@ -96,5 +99,6 @@ class NodeAnnouncer:
                 sender, settled = log_id.origin[:4], log.settled
                 known = before.get(sender, (-1, 0))
                 self._settled[sender] = known if known[0] == settled else (settled, self._number)
-        news = sorted((since, sender) for sender, (_, since) in self._settled.items() if self._number - since < TOLD)
-        return {sender: self._settled[sender][0] for _, sender in news[:TOLD_MOST] if self._settled[sender][0]}
+        news = sorted(sender for sender, (at, since) in self._settled.items() if at and self._number - since < TOLD)
+        begin = self._number * TOLD_MOST % max(len(news), 1)
+        return {sender: self._settled[sender][0] for sender in (news[begin:] + news[:begin])[:TOLD_MOST]}

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from jbi_pubsub.network.announcing import OWN_MOST, TOLD, TOLD_MOST, NodeAnnouncer
 from jbi_pubsub.network.bodies import NodeAnnouncement, decoded_announcement
 from jbi_pubsub.network.datagram import DatagramKind
 from jbi_pubsub.network.exchange import ExchangeSettings
+from jbi_pubsub.network.log import LogBook, LogId
+from jbi_pubsub.network.peers import Peers
 
 from .simulated import Node, Segment, World
 
@@ -83,10 +86,10 @@ def test_one_who_comes_late_hears_of_all_however_few_stand_in_an_announcement(is
 
 @pytest.mark.row("G-55")
 def test_of_many_logs_an_announcement_has_some_and_all_stand_in_some() -> None:
-    # Given a node that holds a message of each of thirty nodes that have left
+    # Given a node that holds a message of each of fifteen nodes that have left
     world = World(1)
     segment = Segment(world)
-    origins = [Node(world, number, [segment], ExchangeSettings()) for number in range(2, 32)]
+    origins = [Node(world, number, [segment], ExchangeSettings()) for number in range(2, 17)]
     keeper = Node(world, 1, [segment], ExchangeSettings(ack_ranges=RANGES))
     world.run(2.5)
     for each in origins:
@@ -98,3 +101,31 @@ def test_of_many_logs_an_announcement_has_some_and_all_stand_in_some() -> None:
     told = _announced(segment, world, 60.0, keeper.id)
     assert max(sum(len(log.ranges) for log in each.held if log.origin != keeper.id) for each in told) <= RANGES
     assert {log.origin for each in told for log in each.held} >= {each.id for each in origins}
+
+
+def test_of_messages_to_many_nodes_the_last_one_is_told_too() -> None:
+    # Given a node that has said something to each of many others, the last of which lost it
+    world = World(1)
+    segment = Segment(world)
+    node, last = (Node(world, number, [segment], ExchangeSettings()) for number in (1, 2))
+    world.run(2.5)
+    segment.drops = lambda to, data: to is last and data[3] == DatagramKind.PUBLICATION
+    for number in range(1_000, 1_020 + OWN_MOST):
+        node.say(b"%d" % number, to=number.to_bytes(4) + bytes(12), expiration=HOUR)
+    node.say(b"last", to=last.id, expiration=HOUR)
+    world.run(4.0)
+    segment.drops = lambda _, __: False
+    # Expect it there, though nothing more is said
+    assert world.run(20.0, lambda: [each.body for each in last.heard] == [b"last"])
+
+
+def test_up_to_where_each_of_many_others_is_heard_is_told_in_turn() -> None:
+    # Given a node that hears more others than it can tell of at once, all of them for the first time
+    me, origins = b"m" * 16, {number.to_bytes(4) + bytes(12) for number in range(3 * TOLD_MOST)}
+    logs, peers = LogBook(me, 1, origins), Peers(me, 10.0)
+    announcer = NodeAnnouncer(me, ExchangeSettings().announcement(1), RANGES, 1)
+    for each in origins:
+        logs.open(LogId(each, 1)).add(1)
+    told = [announcer.next(0, logs, peers, {}).settled for _ in range(TOLD)]
+    assert max(map(len, told)) <= TOLD_MOST
+    assert set().union(*told) == {each[:4] for each in origins}

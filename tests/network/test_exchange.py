@@ -67,6 +67,7 @@ def test_what_is_lost_is_sent_again_and_little_more(loss: float, most: float) ->
     assert net.said(400)[0] <= most
 
 
+@pytest.mark.row("G-61")
 def test_datagrams_that_overtake_each_other_are_not_asked_for() -> None:
     net = Net()
     segment = net.segment(overtaking=0.010)
