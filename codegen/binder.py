@@ -294,7 +294,7 @@ class Binder:
         """The text around comments and processing instructions, as XPath sees it."""
         child = next(element.iterchildren("*"), None)
         if child is not None:
-            self._refuse(what, child, f"stands in {self.where(element)}, which holds a value", "Remove it")
+            self._refuse(what, child, f"is in {self.where(element)}, which holds a value", "Remove it")
         return (element.text or "") + "".join(child.tail or "" for child in element)
 
     def _canonical(self, text: str, slot: Slot, element: Element, what: str) -> str:
@@ -519,7 +519,7 @@ def _changed(path: str, registered: str | None, found: str | None) -> InvariantE
     was = "not there" if registered is None else repr(registered)
     return InvariantError(
         f"{path} is {now}, but in the registration it was {was} and invariant",
-        hint="Publish what was registered, or register anew with the other value",
+        hint="Publish what was registered, or register again with the other value",
         path=path,
         registered=registered,
         found=found,

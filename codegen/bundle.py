@@ -271,7 +271,7 @@ def _read(path: Path, what: str) -> bytes:
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
-            raise SchemaError(f"{what} {path} is no file", hint="Check the path", path=str(path))
+            raise SchemaError(f"{what} {path} is not a file", hint="Check the path", path=str(path))
         if status.st_size > MAX_SCHEMA_BYTES:
             much = f"{status.st_size:,} bytes, the limit is {MAX_SCHEMA_BYTES:,}"
             raise SchemaError(f"{what} {path} has {much}", path=str(path))
@@ -297,7 +297,7 @@ def parse_schema(name: str, data: bytes) -> Element:
         raise SchemaError(exc.message, hint=exc.hint, **{**exc.facts, "document": name}) from exc
     if root.tag != f"{{{XSD}}}schema":
         raise SchemaError(
-            f"{name} is no XML Schema: its document element is {root.tag!s}",
+            f"{name} is not an XML Schema: its document element is {root.tag!s}",
             hint=f"The document element of a schema is xs:schema in {XSD}",
             document=name,
         )

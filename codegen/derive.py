@@ -112,7 +112,7 @@ def derive(binder: Binder, predicate: str, namespaces: Mapping[str, str]) -> Der
         work = _Derivation(binder, known)
         work.necessary(tree, _Spot(binder.root, identity=("",), above=_DOCUMENT))
     except ElementPathError as exc:
-        return _nothing(predicate, f"not understood here ({exc}); it is evaluated as it stands")
+        return _nothing(predicate, f"not understood here ({exc}); it is evaluated unchanged")
     except RecursionError:  # a tower of brackets or minus signs: lxml decides what becomes of it
         return _nothing(predicate, "nested too deeply")
     return Derivation(predicate, tuple(work.conditions), work.templates())
@@ -203,7 +203,7 @@ class _Derivation:
             self._walk(right, context)
             self._left(token, "compares two paths")
         elif token.symbol != "=":
-            self._left(token, f"{token.symbol} is no equality")
+            self._left(token, f"{token.symbol} is not an equality")
         else:
             self._equality(token, place, literal)
 

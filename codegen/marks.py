@@ -113,7 +113,7 @@ class Coverage:
     def _path(self, text: str) -> Steps:
         if not text.startswith("/") or text.startswith("//") or not text.strip("/"):
             raise SchemaError(
-                f"{text!r} in the marks file is no path", hint="Paths look like /metadata/RequiredMetadata"
+                f"{text!r} in the marks file is not a path", hint="Paths look like /metadata/RequiredMetadata"
             )
         return tuple(self._clark(step, text) for step in text[1:].split("/"))
 

@@ -145,7 +145,7 @@ def checked_name(name: str, version: str) -> TypeName:
     """A type's name and version. Raises SchemaError."""
     if not version or not is_name(name + version) or len(name) + len(version) > MAX_NAME_CHARS:
         raise SchemaError(
-            f"{name[:40]!r} {version[:20]!r} is no name and version of a type",
+            f"{name[:40]!r} {version[:20]!r} is not a name and version of a type",
             hint=f"Use printable characters, {MAX_NAME_CHARS} at most; leave out the version for 1.0",
         )
     if has_zeros(version):

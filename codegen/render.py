@@ -201,7 +201,7 @@ def check_module(source: str, stylesheet: str, written: str) -> None:
         module = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError) as exc:
         raise SchemaError(
-            f"stylesheet {stylesheet} made what is no Python: {exc}",
+            f"stylesheet {stylesheet} made something that is not Python: {exc}",
             hint=f'Use the literals of the model, or set <xsl:output media-type="..."/> to other than {PYTHON}',
             stylesheet=stylesheet,
         ) from exc

@@ -103,8 +103,8 @@ In the last 30 days it warns in its log. An expired client certificate is refuse
 
 | message | correction |
 |---|---|
-| TLS: the certificate shown is no good: certificate has expired | renew the certificate of the other end |
-| TLS: the certificate shown is no good: unable to get local issuer certificate | `ca` here is not its authority |
+| TLS: the certificate shown is not valid: certificate has expired | renew the certificate of the other end |
+| TLS: the certificate shown is not valid: unable to get local issuer certificate | `ca` here is not its authority |
 | TLS: the other side says that our certificate has expired, or is not valid yet | renew ours; look at the clocks |
 | TLS: the other side does not know the authority of our certificate | set `ca` there to our authority |
 | TLS: the other side asks for a certificate | set `certificate` and `key` here |

@@ -118,7 +118,7 @@ def burnt(picture: bytes) -> float:
     """The share of dark pixels in a grey picture (PGM, P5). Raises DemoError for anything else."""
     head = picture.split(b"\n", 3)
     if len(head) != 4 or head[0] != b"P5" or head[2] != b"255":
-        raise DemoError("the payload of an observation is no PGM picture")
+        raise DemoError("the payload of an observation is not a PGM picture")
     return sum(pixel < DARK for pixel in head[3]) / max(1, len(head[3]))
 
 

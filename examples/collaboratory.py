@@ -70,7 +70,7 @@ def run(options: ExampleOptions) -> ExampleOutcome:
         work.begin()
         plate = work.steer(steps // 3)
         dave.leave()
-        options.tell("bob has set the heater; carol, who follows him, and anna see it")
+        options.tell("bob has set the heater; carol, who follows bob, and anna see it")
         work.talk()
         if IS_KEPT:
             dave.watch(places["newark"].config)
@@ -272,7 +272,7 @@ class _Work:
         self.promises["what bob has set shows in all events after the answer, and at anna's"] = heaters == {40.0}
         self._centre.until(lambda: any(event.name == "set" for event in self._followed), "carol to see it")
         types = {each.type for each in self._followed}
-        self.promises["carol, who follows bob, has what he does and watches"] = types == {"Steering", "Monitoring"}
+        self.promises["carol, who follows bob, has what bob does and watches"] = types == {"Steering", "Monitoring"}
         return before
 
     def talk(self) -> None:

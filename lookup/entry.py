@@ -211,7 +211,7 @@ def _text(value: Value, kind: FieldType, field: str) -> str | None:
         value = float(value)
     whole = kind is Decimal and type(value) is int
     if value is not None and not whole and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
-        raise EntryError(f"{field} is {value!r}, which is no {kind.__name__}", hint="Give the type of the field")
+        raise EntryError(f"{field} is {value!r}, which is not a {kind.__name__}", hint="Give the type of the field")
     return canonical(value)
 
 
@@ -233,7 +233,7 @@ def canonical(value: Value) -> str | None:
         if whole in ("", "-"):
             whole = "-0" if whole == "-" and fraction else "0"
         return f"{whole}.{fraction}" if fraction else whole
-    raise EntryError(f"{value!r} is no entry value", hint=f"Use {', '.join(_FIELD_TYPES)} or None")
+    raise EntryError(f"{value!r} is not an entry value", hint=f"Use {', '.join(_FIELD_TYPES)} or None")
 
 
 def _canonical_float(value: float) -> str:
@@ -255,4 +255,4 @@ def parse(text: str | None, kind: FieldType) -> Value:
             return kind(text)
     except (ValueError, ArithmeticError):
         pass  # the one error below names text and type
-    raise EntryError(f"{text!r} is no {kind.__name__}")
+    raise EntryError(f"{text!r} is not a {kind.__name__}")

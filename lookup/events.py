@@ -72,7 +72,7 @@ def check_transitions(transitions: int) -> int:
     if isinstance(transitions, int) and 0 < transitions <= ALL_TRANSITIONS:
         return int(transitions)
     raise EntryError(
-        f"transitions {transitions!r} are no set of transitions",
+        f"transitions {transitions!r} are not a set of transitions",
         hint="Combine MATCH_NOMATCH (1), NOMATCH_MATCH (2) and MATCH_MATCH (4)",
     )
 

@@ -109,7 +109,7 @@ def size_of(what: str, value: object) -> int:
     try:
         return len(msgspec.msgpack.encode(value))
     except UnicodeEncodeError as error:  # lone surrogates, from inside this process only
-        raise EntryError(f"{what} with text that is no Unicode: {error}") from error
+        raise EntryError(f"{what} with text that is not Unicode: {error}") from error
 
 
 _TYPE = define("\0type", {"name": str})

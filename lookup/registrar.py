@@ -630,7 +630,7 @@ class Registrar:
     def _read_cursor(self, after: str) -> int:
         run, _, number = after.rpartition(":")
         if not (run and number.isascii() and number.isdigit() and len(number) < 20):
-            raise EntryError("this is no cursor of a lookup", hint="Give back `after` of the page before as it is")
+            raise EntryError("this is not a cursor of a lookup", hint="Give back `after` of the page before as it is")
         return int(number) if run == self._run else 0
 
     def _held(self, service_id: str, lease_id: str, now: float) -> _Held:
@@ -821,7 +821,7 @@ class Registrar:
         for group in groups:
             if len(group) > MAX_GROUP or not group.isprintable() or "," in group or group == ALL_GROUPS:
                 raise EntryError(
-                    f"{group!r} is no group to serve",
+                    f"{group!r} is not a group to serve",
                     hint=f'At most {MAX_GROUP} printable characters without comma; "{ALL_GROUPS}" is for clients',
                     group=group,
                 )
@@ -894,7 +894,7 @@ class _Pool:
 def check_port(port: int) -> int:
     """`port` if there is such a one to listen on, 0 for any free one. Raises ConfigurationError."""
     if not 0 <= port < 65536:
-        raise ConfigurationError(f"{port} is no port", hint="Use 1 to 65535, or 0 for any free one", port=port)
+        raise ConfigurationError(f"{port} is not a port", hint="Use 1 to 65535, or 0 for any free one", port=port)
     return port
 
 

@@ -104,7 +104,7 @@ _HINTS: Final = {
     "SQLITE_READONLY": "Make the file and its folder writable for this service",
     "SQLITE_CANTOPEN": "The folder must exist and be writable",
     "SQLITE_BUSY": "Another lookup service uses this file: give each its own",
-    "SQLITE_NOTADB": "The file is no store: move it away",
+    "SQLITE_NOTADB": "The file is not a store: move it away",
     "SQLITE_CORRUPT": "The file is damaged: move it away, the services will register again",
 }
 
@@ -318,7 +318,7 @@ class Store:
         """Make a new file where there is none; else look at it without touching it. Raises StorageError."""
         try:
             if not stat.S_ISREG(self.path.stat().st_mode):
-                raise self._refused("is no file", "Give the path of a file, or of one to make")
+                raise self._refused("is not a file", "Give the path of a file, or of one to make")
             with self.path.open("rb") as file:
                 header = file.read(_HEADER_BYTES)
         except FileNotFoundError:
@@ -328,7 +328,7 @@ class Store:
             raise self._refused(error.strerror or str(error), _HINTS["SQLITE_CANTOPEN"]) from error
         version, application = (int.from_bytes(header[at : at + 4], "big") for at in (60, 68))
         if len(header) < _HEADER_BYTES or not header.startswith(_MAGIC):
-            raise self._refused("is no store of a lookup service", "Move it away, or give another path")
+            raise self._refused("is not a store of a lookup service", "Move it away, or give another path")
         if application != APPLICATION_ID:
             raise self._refused("the tables in it are something else's", "Give another path")
         if version != VERSION:

@@ -44,12 +44,12 @@ def check_master(master: str) -> None:
     """Raises StudyError for Spark Connect, ConfigurationError for what is no master."""
     if master.startswith("sc://"):
         raise StudyError(
-            "a study needs Spark itself, and sc:// is Spark Connect, which runs no code beside the data of ours",
+            "a study needs Spark itself, and sc:// is Spark Connect, which does not run our code at the data",
             hint="Give the cluster's own master, spark://HOST:PORT",
         )
     if not _MASTER.fullmatch(master):
         raise ConfigurationError(
-            f"{master!r} is no master of Spark",
+            f"{master!r} is not a master of Spark",
             hint="Give local[2], local-cluster[2,1,1024], spark://HOST:PORT, yarn or k8s://URL",
             setting="master",
         )

@@ -278,7 +278,7 @@ def text_fault(text: str) -> str:
     if text.isprintable():
         return ""
     if any(unicodedata.category(c) == "Cs" for c in text):
-        return "is no UTF-8"
+        return "is not UTF-8"
     return "has a control character" if any(unicodedata.category(c) == "Cc" for c in text) else ""
 
 
@@ -344,7 +344,7 @@ def _check(made: RegistrationRow | SubscriptionRow, known: Collection[str]) -> N
     elif uid in known:
         wrong = "is there twice: the first one counts"
     elif not 0 <= getattr(made, "recipients", 0) < MAX_CONTRACTS:
-        wrong = f"recipients {getattr(made, 'recipients', 0)} is no number of recipients"
+        wrong = f"recipients {getattr(made, 'recipients', 0)} is not a number of recipients"
     for name in (
         () if wrong else ("registration", "subscription", "subscriber", "publisher", "delegate", "type", "version")
     ):
@@ -558,7 +558,7 @@ class Writer:
                 yield int(path.stem.removeprefix("part-")), pq.read_metadata(path).num_rows, path.stat().st_size
             except (pa.ArrowException, OSError, ValueError) as error:
                 raise StudyError(
-                    f"{path} is no part of a data set: {error}"[:400], hint="Remove it, and go on without it"
+                    f"{path} is not a part of a data set: {error}"[:400], hint="Remove it, and go on without it"
                 ) from error
 
 

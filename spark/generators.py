@@ -169,7 +169,7 @@ class Population(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
                 raise ConfigurationError(
-                    f"{name} = {value!r} of a study is no whole number from 0 to {most}",
+                    f"{name} = {value!r} of a study is not a whole number from 0 to {most}",
                     hint=f"Give {name} in that range",
                     setting=name,
                     maximum=most,

@@ -109,7 +109,7 @@ class Intake:
             raise StudyError(
                 f"more than {most:,} rows could not be read; the first, of {self.rejects[0].table}: "
                 f"{self.rejects[0].row}: {self.rejects[0].reason}"[:600],
-                hint="Mend the input, or raise --max-rejects",
+                hint="Correct the input, or raise --max-rejects",
                 rejected=len(self.rejects),
             )
 
@@ -126,7 +126,7 @@ class Intake:
             if self.known is not None and publisher not in self.known:
                 raise StudyError(
                     f"registration {publisher[:100]!r} is not among the contracts"
-                    + ("" if given.publisher else ": there is no `publisher`, so its type stands for it")
+                    + ("" if given.publisher else ": there is no `publisher`, so its type is used instead")
                 )
         except JbiError as error:
             self.reject("publications", given.object_id, error.message)
@@ -153,7 +153,7 @@ class Intake:
                 if path.is_dir() or path.resolve() in left or path.with_suffix(METADATA).is_file():
                     continue  # what is no document: a payload is read with its metadata
                 if path.suffix.lower() != ".xml" or not path.is_file():
-                    self.reject("publications", name, "is no .xml file")
+                    self.reject("publications", name, "is not a .xml file")
                 elif path.stat().st_size > MAX_METADATA_BYTES:
                     self.reject("publications", name, f"has more than {MAX_METADATA_BYTES:,} bytes, which is the limit")
                 else:

@@ -81,7 +81,7 @@ def find_java(
         if release:
             too_old.append(f"{home} is Java {release}")
         elif origin == "JAVA_HOME":
-            too_old.append(f"JAVA_HOME {home} is no Java")
+            too_old.append(f"JAVA_HOME {home} is not Java")
     runtime = packaged or _packaged()
     release = _release(runtime / "bin" / "java") if runtime is not None else 0
     if runtime is not None and release >= OLDEST_JAVA:

@@ -415,7 +415,7 @@ def _check(folder: Path, batch: int) -> None:
         raise ConfigurationError(
             f"{_STATE} and {_CHECKPOINT} in {folder} are not of one watch: one knows {batch + 1} batches, the other "
             f"{begun + 1}",
-            hint="Somebody has removed or replaced one of them: give another --out, and count anew",
+            hint="Somebody has removed or replaced one of them: give another --out, and count again",
         )
 
 

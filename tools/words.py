@@ -4,8 +4,8 @@
     python tools/words.py docs/qos.md    # all places in a file, with words to write instead
     python tools/words.py --lower        # write the smaller numbers down; no number is ever raised
 
-The words, and the number that each file may have, are in words.toml. Code in pages is left out. Of the commands all
-strings are read: help texts, messages, headings.
+The words, and the number that each file may have, are in words.toml. Code in pages is left out. Of the code the strings
+are read: messages, headings, log lines. Docstrings are read where they become help texts or pages.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 PAGES: Final = ("README.md", "docs/*.md")
-CODE: Final = ("jbi_pubsub/cli/**/*.py", "jbi_pubsub/core/errors.py")
+CODE: Final = tuple(f"{room}/**/*.py" for room in ("jbi_pubsub", "lookup", "pad", "spark", "codegen", "examples"))
+"""The links below jbi_pubsub are not followed."""
+SHOWN: Final = re.compile(r"/cli/[^/]*\.py$|/core/errors\.py$")
+"""Files whose docstrings are help texts, or in docs/errors.md."""
 MADE: Final = ("docs/rows.md",)
 """Pages that quote texts of others."""
 BLOCK: Final = re.compile(r"^```.*?^```|<!--.*?-->|`[^`\n]*`|\]\([^)]*\)", re.MULTILINE | re.DOTALL)
@@ -48,10 +51,16 @@ def in_file(path: Path, words: dict[str, str]) -> list[Place]:
     if path.suffix != ".py":
         prose = BLOCK.sub(lambda block: "\n" * block[0].count("\n") + " ", text)
         return sorted(found(prose, words))
-    strings = (
-        each for each in ast.walk(ast.parse(text)) if isinstance(each, ast.Constant) and isinstance(each.value, str)
-    )
-    return sorted(place for each in strings for place in found(each.value, words, first=each.lineno))
+    nodes = list(ast.walk(ast.parse(text)))
+    left_out = () if SHOWN.search(path.as_posix()) else {id(each.value) for each in nodes if isinstance(each, ast.Expr)}
+    strings = [
+        each
+        for each in nodes
+        if isinstance(each, ast.Constant) and isinstance(each.value, str) and id(each) not in left_out
+    ]
+    # one word in small letters is a name of the code: of a key, of an attribute
+    texts = (each for each in strings if not (each.value.isidentifier() and each.value.islower()))
+    return sorted(place for each in texts for place in found(each.value, words, first=each.lineno))
 
 
 def files(root: Path) -> dict[str, Path]:

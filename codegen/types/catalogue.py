@@ -84,7 +84,7 @@ _OF: Final = "kind = ? AND name = ? AND version = ?"
 _HINTS: Final = {
     "SQLITE_FULL": "Free some space",
     "SQLITE_BUSY": "Somebody reads it without an end: try again",
-    "SQLITE_READONLY": "A change was cut off: whoever opens it to change something puts it right, a delegate too",
+    "SQLITE_READONLY": "A change was cut off: the next process that opens it for changes repairs it, a delegate too",
     "": "Check the disk, and who may write there",
 }
 
@@ -434,7 +434,7 @@ class FolderTypes:
         if is_new and not readonly:
             base.executescript(_SCHEMA)
         elif kind != APPLICATION_ID:
-            raise self._refused("is no type repository", "Give another folder")
+            raise self._refused("is not a type repository", "Give another folder")
         elif version != VERSION:
             raise self._refused(f"is of version {version}, this is {VERSION}", "Use the version that has written it")
         if (said := base.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":

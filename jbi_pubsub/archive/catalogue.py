@@ -275,7 +275,7 @@ class Catalogue:
         except (sqlite3.Error, ValueError) as exc:
             raise StorageError(
                 f"{told}; nor can be read which durable subscriptions there are: {exc}",
-                hint="Restore the file from a copy; or move it away: it is made anew from the volumes,"
+                hint="Restore the file from a copy; or move it away: it is built again from the volumes,"
                 " without durable subscriptions and the ids of deleted objects",
                 path=str(self.path),
             ) from exc
@@ -285,7 +285,7 @@ class Catalogue:
             if file.exists():
                 file.rename(beside.with_name(beside.name + tail))
         self._base = _opened(self.path, self._archive, rows)
-        self.troubles.append(f"{told}; it is kept as {beside.name}, and was made anew")
+        self.troubles.append(f"{told}; it is kept as {beside.name}, and a new one was made")
         log.error("%s", self.troubles[-1])
 
     @contextmanager
@@ -357,7 +357,7 @@ def _consumer(row: tuple[Any, ...]) -> Consumer:
         raise StorageError(
             f"the archive's catalogue is damaged: the row of durable subscription {told[0]!r:.100} does not fit its"
             " checksum",
-            hint="Restore archive.db from a copy, or move it away: it is made anew from the volumes, without durable"
+            hint="Restore archive.db from a copy, or move it away: it is built again from the volumes, without durable"
             " subscriptions and the ids of deleted objects",
         )
     name, owner, request, position, acknowledged, ends = told

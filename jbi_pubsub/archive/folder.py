@@ -103,7 +103,7 @@ def archive_of(path: Path) -> bytes:
         if first == _FORMAT:
             return uuid.UUID(rest.strip()).bytes
     except FileNotFoundError:
-        raise StorageError(f"{path} is no archive's folder", path=str(path)) from None
+        raise StorageError(f"{path} is not an archive's folder", path=str(path)) from None
     except (OSError, ValueError) as exc:
         raise StorageError(f"{path / MARK} can't be read: {exc}", path=str(path)) from exc
     if first.startswith(_FORMAT.rpartition(" ")[0]):
@@ -134,7 +134,7 @@ def _check_content(path: Path) -> None:
     others = sorted(names - OURS) if MARK not in names else []
     if others:
         raise StorageError(
-            f"{path} is no archive's folder: there is {others[0]!r}",
+            f"{path} is not an archive's folder: there is {others[0]!r}",
             hint="Set [archive] folder to an empty folder, or to one that is not there yet",
             path=str(path),
         )

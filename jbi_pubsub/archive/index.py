@@ -128,7 +128,7 @@ class DuckIndex:
         if self.trouble:
             why = self.trouble
             self._anew(why)
-            raise StorageError(f"{self._folder / NAME} is made anew: {why}", path=str(self._folder / NAME))
+            raise StorageError(f"{self._folder / NAME} is built again: {why}", path=str(self._folder / NAME))
         by_type: dict[tuple[str, str], list[tuple[Record, Head]]] = {}
         count = 0
         for record in records:

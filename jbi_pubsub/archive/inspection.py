@@ -114,7 +114,7 @@ def _read(volume: Volume, types: Counter[str], found: Inspection) -> int:
         try:
             head = Parcel.received(record.data).head
         except ProtocolError as exc:
-            found.troubles.append(f"{volume.path}: position {record.position} is no object: {exc.message}")
+            found.troubles.append(f"{volume.path}: position {record.position} is not an object: {exc.message}")
         else:
             types[f"{head.type_name} {head.type_version}"] += 1
     return count

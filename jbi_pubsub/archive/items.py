@@ -212,7 +212,7 @@ class _File:
             self._read_table()
         except (struct.error, ValueError, zlib.error, OSError) as exc:
             os.close(self._fd)
-            raise StorageError(f"{path} is no file of items, or damaged: {exc}", path=str(path)) from exc
+            raise StorageError(f"{path} is not a file of items, or damaged: {exc}", path=str(path)) from exc
 
     def __len__(self) -> int:
         return len(self._crcs)

@@ -146,7 +146,7 @@ class _Parts:
             self.received = numbers("d", zlib.decompress(table.received))
             stores = METADATA_STORES[table.metadata], PAYLOAD_STORES[table.payloads]
         except (zlib.error, ValueError, KeyError) as exc:
-            raise StorageError(f"{path} is no pack that this version can read: {exc}", path=str(path)) from exc
+            raise StorageError(f"{path} is not a pack that this version can read: {exc}", path=str(path)) from exc
         self.metadata: Items = stores[0].open(base.with_suffix(".meta"))
         try:
             self.payloads: Items = stores[1].open(base.with_suffix(".data"))
@@ -330,12 +330,12 @@ def _read(path: Path) -> tuple[str, _PackTable]:
         raise StorageError(f"{path} can't be read: {exc.strerror}", path=str(path)) from exc
     body = data[len(MAGIC) + 4 :]
     if data[: len(MAGIC)] != MAGIC or zlib.crc32(body).to_bytes(4, "big") != data[len(MAGIC) : len(MAGIC) + 4]:
-        raise StorageError(f"{path} is no pack, or damaged", path=str(path))
+        raise StorageError(f"{path} is not a pack, or damaged", path=str(path))
     turn = "b" if body[:1] == b"b" else ""
     try:
         return turn, _table.decode(body[len(turn) :])
     except msgspec.DecodeError as exc:
-        raise StorageError(f"{path} is no pack that this version can read: {exc}", path=str(path)) from exc
+        raise StorageError(f"{path} is not a pack that this version can read: {exc}", path=str(path)) from exc
 
 
 def _put(path: Path, body: bytes) -> None:

@@ -116,7 +116,7 @@ class WorkerRequests:
         """Have the index made anew."""
         with self._lock:
             self._check_open()
-            self.indexed = Indexed(0, 0, "it is made anew")
+            self.indexed = Indexed(0, 0, "it is being built again")
             self._worker.tell(Rebuild())
 
     def delete(self, positions: Sequence[int]) -> None:

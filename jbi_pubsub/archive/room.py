@@ -99,7 +99,7 @@ class ArchiveRoom:
         if section.max_payload_bytes and self._bytes()[1] + size > section.max_payload_bytes:
             return f"payloads take {section.max_payload_bytes} bytes, as many as they may"
         if (ahead or size + RECORD.size > log.room) and self.spare < max(self._volume_bytes, size):
-            return f"{max(0, self.spare) >> 20} MiB of the disk are left beside the reserve"
+            return f"{max(0, self.spare) >> 20} MiB of the disk are left above the reserve"
         return ""
 
     def can_give_way(self, log: Log) -> bool:

@@ -377,9 +377,9 @@ def head_of(path: Path, data: bytes, archive: bytes | None = None) -> VolumeHead
     try:
         magic, *fields, crc = HEAD.unpack(data)
     except struct.error as exc:
-        raise StorageError(f"{path} is no file of the log: it has {len(data)} bytes", path=str(path)) from exc
+        raise StorageError(f"{path} is not a file of the log: it has {len(data)} bytes", path=str(path)) from exc
     if magic != MAGIC or crc != zlib.crc32(data[:-4]):
-        raise StorageError(f"{path} is no file of the log, or its head is damaged", path=str(path))
+        raise StorageError(f"{path} is not a file of the log, or its head is damaged", path=str(path))
     head = VolumeHead(*fields)
     if archive is not None and head.archive != archive:
         raise StorageError(f"{path} is of another archive", hint="Put it back to where it is from", path=str(path))

@@ -380,14 +380,16 @@ def _check_kinds(rule: ElementRule, source: Codec, target: Codec) -> None:
         )
     if rule.table is not None:
         if rule.unit or rule.step is not None:
-            raise ConfigurationError("a table beside a unit or step", hint="A table says what each value is there")
+            raise ConfigurationError(
+                "a table together with a unit or step", hint="A table says what each value is there"
+            )
     elif source.kind != target.kind and not (source.kind == "enumeration" and target.kind == "text"):
         raise ConfigurationError(
             f"{source.name} is of kind {source.kind}, {target.name} is of {target.kind}",
             hint='Give a table: table = { "1" = "one" }, or hide = true',
         )
     if (rule.unit or rule.step is not None) and not numbers:
-        raise ConfigurationError(f"{source.name} is no number: it has neither unit nor step")
+        raise ConfigurationError(f"{source.name} is not a number: it has neither unit nor step")
     if rule.length is not None and (not texts or target.kind != "text" or rule.length < 0):
         raise ConfigurationError(f"length is for text, and not below 0: {source.name} to {target.name}")
 

@@ -354,7 +354,7 @@ def _side(path: Path, name: str, table: Mapping[str, Any], base: Config, bridge:
 def _kind(path: Path, name: str, table: Mapping[str, Any]) -> str:
     kind = table.get("kind", "jbi")
     if not isinstance(kind, str):
-        raise ConfigurationError(f"bridge file {path}: side.{name}.kind is no text", hint='For example kind = "jbi"')
+        raise ConfigurationError(f"bridge file {path}: side.{name}.kind is not text", hint='For example kind = "jbi"')
     return kind
 
 

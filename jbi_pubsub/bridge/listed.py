@@ -120,5 +120,5 @@ def _expiration(item: ServiceItem) -> float:
     except ValueError:
         seconds = math.nan
     if not 0.0 <= seconds <= LONGEST:
-        raise EntryError("a registration whose expiration is no time", entry_class=ExpirationEntry.entry_name)
+        raise EntryError("a registration whose expiration is not a time", entry_class=ExpirationEntry.entry_name)
     return seconds

@@ -77,7 +77,7 @@ class Transformation:
         for rule in rules:
             if rule.name and (len(rule.types) != 1 or _is_glob(rule.types[0])):
                 raise ConfigurationError(
-                    f"name = {rule.name!r} is for one type, and stands for {', '.join(rule.types) or 'none'}",
+                    f"name = {rule.name!r} is for one type, and this rule has {', '.join(rule.types) or 'none'}",
                     hint="Write a rule for each type that is called otherwise",
                 )
             checked_name(rule.name, DEFAULT_VERSION)

@@ -301,7 +301,7 @@ def _value(element: Element, kind: Any) -> Any:
         return _BOOLEANS[text.strip()]
     if plain is int:
         if not re.fullmatch(r"\+?[0-9]{1,18}", text.strip()):
-            raise InvalidMetadataException(f"<{name}>: {text[:60]!r} is no whole number from 0 on")
+            raise InvalidMetadataException(f"<{name}>: {text[:60]!r} is not a whole number from 0 on")
         return int(text)
     return text
 

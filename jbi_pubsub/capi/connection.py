@@ -510,7 +510,7 @@ class ConnectionManager:
         )
         if not name.strip() or len(name) > MAX_NAME or not is_name(name):
             hint = f"1 to {MAX_NAME} printable characters"
-            raise ArgumentError(f"{name[:60]!r} is no name of a connection", hint=hint, argument="name")
+            raise ArgumentError(f"{name[:60]!r} is not a name of a connection", hint=hint, argument="name")
         with _as_connection():
             config = self._config or effective()
         lookup = config.lookup

@@ -151,7 +151,7 @@ def made(type_: str, version: str, payload: object, metadata: object) -> InfoObj
         try:
             data = _bytes(metadata)
         except UnicodeEncodeError as exc:
-            raise InvalidMetadataException("metadata hold half a surrogate pair, which is no character") from exc
+            raise InvalidMetadataException("metadata hold half a surrogate pair, which is not a character") from exc
     else:
         raise InvalidMetadataException(
             f"metadata are {type(metadata).__name__}", hint="Give text or bytes of an XML document, or None"
@@ -185,10 +185,12 @@ def type_of(name: str, version: str) -> TypeName:
     if (known := _known.get((name, version))) is not None:
         return known
     if not _VERSION.fullmatch(version):
-        raise VersionNumberException(f"{version[:60]!r} is no version number", hint="They are MAJOR.MINOR, as in 1.0")
+        raise VersionNumberException(
+            f"{version[:60]!r} is not a version number", hint="They are MAJOR.MINOR, as in 1.0"
+        )
     if not name.strip() or len(name) > MAX_TYPE or not is_name(name):
         raise UnrecognizedObjectTypeException(
-            f"{name[:60]!r} is no name of a type", hint=f"1 to {MAX_TYPE} printable characters"
+            f"{name[:60]!r} is not a name of a type", hint=f"1 to {MAX_TYPE} printable characters"
         )
     if len(_known) >= TYPES_KNOWN:
         return TypeName(name, version)
@@ -216,5 +218,5 @@ def _text(data: bytes) -> str:
         return data.decode("utf-8-sig" if encoding.upper() == "UTF-8" else encoding)
     except (JbiError, UnicodeDecodeError, LookupError) as exc:
         raise InvalidMetadataException(
-            f"the metadata are no text: {exc}", hint="getMetadataBytes gives them as they are"
+            f"the metadata are not text: {exc}", hint="getMetadataBytes gives them as they are"
         ) from exc

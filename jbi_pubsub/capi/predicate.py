@@ -44,7 +44,7 @@ def read_predicate(document: str) -> PredicateDocument:
     except JbiError as exc:
         raise InvalidPredicateException(exc.message, hint=_HINT, **exc.facts) from exc
     if _local(root) != "predicate":
-        raise InvalidPredicateException(f"predicate document: <{_local(root)}> is no <predicate>", hint=_HINT)
+        raise InvalidPredicateException(f"predicate document: <{_local(root)}> is not a <predicate>", hint=_HINT)
     texts: dict[str, str] = {}
     for part in root.iterchildren("*"):
         name = _local(part)

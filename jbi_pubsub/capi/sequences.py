@@ -492,7 +492,7 @@ def prefixes_of(prefixes: Mapping[str, str]) -> bindings.NamespacePrefixesAttrib
 def check_ms(spoken: str, ms: float, most: float | None = None) -> None:
     """Raises ArgumentError."""
     if not ms >= 0 or (most is not None and ms > most):
-        raise ArgumentError(f"{spoken}: {ms} is no time in ms", hint="It takes milliseconds, from 0 on", call=spoken)
+        raise ArgumentError(f"{spoken}: {ms} is not a time in ms", hint="It takes milliseconds, from 0 on", call=spoken)
 
 
 def check_text(spoken: str, name: str, text: str, most: int) -> None:

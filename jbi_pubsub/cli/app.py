@@ -34,9 +34,9 @@ LINE_MOST, TRACE_MOST = 4_000, 20_000
 """Characters of a line of the log, and of a traceback: the end of it says most."""
 
 HOMES: Final = {
-    "archive": ("archive", "Look after archives: what they hold, goes, comes."),
+    "archive": ("archive", "Manage archives: status, deletion, retention, index."),
     "bench": ("bench", "Measure on this machine."),
-    "bridge": ("bridge", "Mirror two platforms: what is on one is on the other."),
+    "bridge": ("bridge", "Mirror two platforms: objects of one are on the other."),
     "certs": ("certs", "Make, renew and revoke TLS certificates."),
     "client": ("client", "Run a script of publishers, subscribers and queries."),
     "codegen": ("codegen", "Generate Entry classes from a metadata schema."),
@@ -44,10 +44,10 @@ HOMES: Final = {
     "config": ("tools", "Show the effective settings and their origins."),
     "demo": ("demonstration", "Run a federation on this machine and check it."),
     "dissect": ("dissect", "Read a capture of the datagrams between nodes."),
-    "doctor": ("doctor", "Check machine, configuration and servers: what to do."),
+    "doctor": ("doctor", "Check machine, configuration and servers, with advice."),
     "domain": ("domain", "Show a domain, and its links to others."),
     "emulate": ("emulate", "Emulate bad networks between nodes of this machine."),
-    "explain": ("explain", "Say why a subscription would get an object, or not."),
+    "explain": ("explain", "Explain why a subscription gets an object, or not."),
     "gateway": ("gateway", "Serve clients in any language, over HTTP."),
     "hla": ("hla", "Serve HLA federations."),
     "lookup": ("servers", "Run a lookup service, or administer one."),
@@ -55,17 +55,17 @@ HOMES: Final = {
     "pad": ("servers", "Run a publisher-adapter delegate."),
     "policy": ("policy", "Check and explain access rules and quality of service."),
     "publish": ("publish", "Publish information objects from files."),
-    "query": ("query", "Show what archives have."),
+    "query": ("query", "Query the objects in archives."),
     "services": ("services", "List what is registered in the lookup services."),
-    "status": ("status", "Show what all servers are doing."),
+    "status": ("status", "Show the status of all servers."),
     "study": ("study", "Bulk studies, in this process or on Spark."),
     "subscribe": ("clients", "Subscribe, and show what arrives or have it mailed."),
     "subscriptions": ("subscriptions", "List, renew, cancel e-mail ones; reset, end durable ones."),
-    "top": ("top", "Show what all servers are doing now, in pages."),
+    "top": ("top", "Show all servers in the terminal, in pages."),
     "trader": ("trader", "Offer services, and find them by a constraint."),
     "types": ("types", "Keep information object types: add, list, check them."),
     "users": ("users", "Keep users and their passwords: add, remove, list."),
-    "web": ("web", "Show what all servers are doing, in a browser."),
+    "web": ("web", "Show all servers in a browser: the console."),
 }
 """The module of each command, and what it does: the help of `jbi` imports none of them."""
 
@@ -267,7 +267,7 @@ def _end_with(arguments: Sequence[str]) -> NoReturn:
 
 
 def _terminated(number: int, _frame: object) -> NoReturn:
-    """Whoever is terminated leaves as if interrupted: sessions are closed, nobody waits for a lease to run out."""
+    """A process that is terminated ends as if interrupted: it closes its sessions, so that no lease has to run out."""
     sys.exit(128 + number)
 
 

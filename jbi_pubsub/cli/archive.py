@@ -283,7 +283,7 @@ class _Delete(ObjectSelection, ServedArchive, JsonArguments):
         is_narrow = any((self.object_ids, *asked, self.positions, self.registrations))
         if is_narrow == self.everything:
             raise ConfigurationError(
-                "--all does not go with conditions" if self.everything else "nothing is said of what is to be deleted",
+                "--all does not go with conditions" if self.everything else "no objects are named for deletion",
                 hint="Name objects, give conditions (--type, --predicate, --until, ...), or --all",
             )
         after, up_to = _positions(self.positions)
@@ -378,7 +378,7 @@ def rebuild(given: _Rebuild) -> None:
     if given.is_folder():
         assert given.folder is not None
         if given.no_wait:
-            raise ConfigurationError("--no-wait is for archives in use: a folder has nobody who would go on")
+            raise ConfigurationError("--no-wait is for archives in use: no process continues the work in a folder")
         with opened(config, given.folder) as kept:
             kept.rebuild()
             _await_index(kept.status)

@@ -52,7 +52,7 @@ class ArchiveServer(NamedTuple):
             archive_row(self.name, facts)
             return {**dict(facts), "synced": int(facts["synced"]), "indexed": int(facts["indexed"])}
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as exc:
-            return {"error": f"it says of its archive what none of ours says: {exc}"}
+            return {"error": f"its archive gives facts that this version does not understand: {exc}"}
 
 
 class ServedArchive(Arguments):

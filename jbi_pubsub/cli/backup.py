@@ -1,5 +1,5 @@
 """Objects of archives as rows of files, and back: JSON lines and Parquet with the columns that `jbi study` reads, and
-beside them what an object needs to be the same one again.
+and what an object needs to be the same one again.
 
     object_id, type, version, time, publisher (the registration), metadata, payload_bytes, payload   as for studies
     sequence, hops, via, signature, attributes        of the object
@@ -113,9 +113,7 @@ def form_of(path: Path) -> str:
     if path.suffix.lower() == PARQUET:
         report.parquet_present()
         return "parquet"
-    raise ConfigurationError(
-        f"{path} has no ending that says what it is", hint="Use .jsonl for JSON lines, .parquet for Parquet"
-    )
+    raise ConfigurationError(f"{path} has no known ending", hint="Use .jsonl for JSON lines, .parquet for Parquet")
 
 
 class _LineSink:
@@ -319,7 +317,7 @@ class ObjectFile:
                         yield f"row {number}", *_of_fields(publication, fields)
                 self.bytes_read = self._path.stat().st_size
         except (OSError, pa.ArrowException, UnicodeDecodeError) as exc:
-            raise StudyError(f"{self._path} is no Parquet that can be read: {str(exc)[:300]}") from exc
+            raise StudyError(f"{self._path} is not Parquet that can be read: {str(exc)[:300]}") from exc
 
 
 def _decoded(line: bytes) -> tuple[ObjectRow | None, str]:

@@ -99,7 +99,7 @@ def qos(given: _Qos) -> int:
         outcomes.append(EXPERIMENTS[name](tell, **options))
     told: list[tuple[Any, ...]] = [(each.tables, each.promises, each.plots) for each in outcomes]
     outcome = ExampleOutcome(*(tuple(chain.from_iterable(parts)) for parts in zip(*told, strict=True)))
-    lead = "Who gets what when there is not enough for all: measured over processes of this machine."
+    lead = "Deliveries by importance under overload, measured with processes on this machine."
     return _end(given, outcome, began, "Quality of service", lead)
 
 

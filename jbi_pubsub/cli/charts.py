@@ -30,7 +30,7 @@ def write_page(file: Path, title: str, lead: str, outcome: ExampleOutcome, foote
 
 
 def write_folder(folder: Path, title: str, lead: str, outcome: ExampleOutcome, footer: str) -> list[Path]:
-    """The same as index.html in a folder, beside an SVG of each plot, and data.json; the files. Raises as
+    """The same as index.html in a folder, with an SVG of each plot, and data.json; the files. Raises as
     `write_page`."""
     drawn = [(plot, plots.drawn(plot)[0]) for plot in outcome.plots]
     files = {folder / f"{plot.name}.svg": svg for plot, svg in drawn}

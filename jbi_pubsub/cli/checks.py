@@ -56,11 +56,11 @@ MAIL_SECONDS: Final = 3.0
 MAIL_WAITS_SECONDS: Final = 60.0
 """A mail that has waited longer is worth a warning."""
 PORT_SECONDS: Final = 1.0
-"""For who has our port to say who that is."""
+"""Seconds that a process on our port has to say what it is."""
 DISK_LOW, DISK_FULL = 256 << 20, 16 << 20
 """Bytes free where state is kept: a warning, a failure."""
 OTHER_FILES: Final = 100
-"""Files of a server beside its connections: libraries, state, mail, pipes."""
+"""Files of a server other than its connections: libraries, state, mail, pipes."""
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 13)
 SOON_SECONDS: Final = 2 * 86_400.0
 """A list of revoked certificates that ends within so long."""
@@ -191,7 +191,9 @@ def disk(checkup: Checkup) -> Iterator[Finding]:
     }  # fmt: skip
     for what, file in kept.items():
         if file and Path(file).exists() and not os.access(file, os.W_OK):
-            yield Finding("disk", "failure", f"{what}: {file} is not to be written by us", f"sudo chown $USER {file}")
+            yield Finding(
+                "disk", "failure", f"{what}: {file} can't be written by this user", f"sudo chown $USER {file}"
+            )
     folders = {what: Path(file).absolute().parent for what, file in kept.items() if file}
     if config.types.cache not in ("", "none"):
         folders["[types] cache"] = Path(config.types.cache).absolute()
@@ -236,7 +238,7 @@ def _disk(what: str, folder: Path) -> Finding:
     except OSError as exc:
         full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
         advice = f"Make room: du -xh {folder} | sort -h | tail" if full else f"sudo chown $USER {folder}"
-        return Finding("disk", "failure", f"{at}, not to be written: {exc.strerror or exc}", advice)
+        return Finding("disk", "failure", f"{at}, can't be written: {exc.strerror or exc}", advice)
     if free < DISK_LOW:
         advice = f"Make room: du -xh {folder} | sort -h | tail"
         return Finding("disk", "failure" if free < DISK_FULL else "warning", at, advice)
@@ -411,13 +413,13 @@ def tls(checkup: Checkup) -> Iterator[Finding]:
     renew = f"jbi certs renew {own.identity}, then copy it to {identity.certificate}"
     yield _dated(f"certificate {own.identity}", own.not_before, own.not_after, now, renew)
     for authority in facts.authorities:
-        again = "jbi certs init NEW, then issue all certificates anew"
+        again = "jbi certs init NEW, then issue all certificates again"
         yield _dated(f"authority {authority.subject}", authority.not_before, authority.not_after, now, again)
     if facts.is_revoked(own.holder):
         again = f"jbi certs issue {own.identity}, then copy it to {identity.certificate}"
         yield Finding("tls", "failure", f"our certificate {own.identity} is revoked by {identity.revoked}", again)
     for each in facts.revocations:
-        advice = f"jbi certs revoke writes it anew; copy it to {identity.revoked}"
+        advice = f"jbi certs revoke writes a new one; copy it to {identity.revoked}"
         state: State = "failure" if each.until < now else "warning" if each.until < now + SOON_SECONDS else "ok"
         text = f"list of revoked certificates of {each.issuer} until {_date(each.until)}"
         yield Finding("tls", state, text, advice if state != "ok" else "")
@@ -438,14 +440,16 @@ def policy(checkup: Checkup) -> Iterator[Finding]:
     if name:
         yield from _policy_file(checkup, name)
     elif not running:
-        yield Finding("policy", "skipped", "this configuration names none: servers with it let everybody do everything")
+        yield Finding("policy", "skipped", "this configuration names none: its servers allow every client everything")
 
 
 def _lets_in(at: str, facts: Mapping[str, Any]) -> Finding:
     """Clients that a server that runs lets in, as it says."""
     rules, users = number_of(facts, "rules"), table_of(facts, "users")
     who = (
-        f"who has a password ({users.get('file') or users.get('directory')})" if users else "everybody who can connect"
+        f"each user with a password ({users.get('file') or users.get('directory')})"
+        if users
+        else "each client that can connect"
     )
     text = f"{at}: {who} may do everything"
     if rules:

@@ -57,7 +57,7 @@ def by_address(items: Iterable[ServiceItem]) -> list[ServiceItem]:
 
 
 def at_address(at: str, exported: str = "") -> ServiceRef:
-    """Whoever is at HOST:PORT. Raises ConfigurationError."""
+    """The server at HOST:PORT. Raises ConfigurationError."""
     return ServiceRef("", exported, (check_endpoint(at),))
 
 

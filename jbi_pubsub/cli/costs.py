@@ -119,7 +119,7 @@ class _Gate:
 
 
 class _Bench:
-    """The delegate, and who publishes and subscribes there. It is its own repository of types and announcer."""
+    """The delegate, with publishers and subscribers there. It is its own repository of types and announcer."""
 
     def __init__(self, contracts: Contracts, sample: Sequence[PublicationRow], stack: ExitStack) -> None:
         self.refused = 0

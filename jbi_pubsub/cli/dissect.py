@@ -176,7 +176,7 @@ def _explain(given: _Dissect, capture: Capture) -> None:
             _show_explained(given, explained(captured.data), found)
             return
     raise ConfigurationError(
-        f"packet {given.explain} of the capture is no datagram between nodes", hint="`jbi dissect FILE` shows those"
+        f"packet {given.explain} of the capture is not a datagram between nodes", hint="`jbi dissect FILE` shows those"
     )
 
 

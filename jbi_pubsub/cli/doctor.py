@@ -27,7 +27,7 @@ TOTAL_SECONDS: Final = 10.0
 """For all checks together."""
 
 NARROW: Final = 60
-"""Places of a line; with fewer, what was found stands below its check."""
+"""Places of a line; with fewer, the finding is below its check."""
 
 _SHOWN: Final = {"ok": "ok", "warning": "WARNING", "failure": "FAILURE", "skipped": "-"}
 _COLUMNS: Final = (Column("check"), Column("state"), Column("found"), Column("advice"))

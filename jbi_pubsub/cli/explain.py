@@ -23,7 +23,7 @@ Row = tuple[object, ...]
 Facts = dict[str, Any]
 
 NOTHING: Final = b"<nothing/>"
-"""A document to ask with whether a subscription stands."""
+"""A document to ask with whether a subscription is registered."""
 
 WIDTHS: Final = (9, 36, 28)
 WIDTHS_OF_TWO: Final = (12, 3, 58)
@@ -99,14 +99,14 @@ def _of_object(servers: Iterable[SubscriptionsProxy], uid: str, object_id: str) 
     found = [_at(ref, facts) for ref, facts in asked(servers, ask)]
     if subscription and not found:
         raise UnknownUidError(
-            f"no object {object_id} is known any more where the subscription {uid} stands",
+            f"no object {object_id} is known any more at the servers of subscription {uid}",
             hint="An object is known for some seconds after it was published; explain its document with --metadata",
         )
     return found
 
 
 def _narrowed(facts: Facts, object_id: str) -> Facts:
-    """With the object's own registration alone, if it still stands: an object id begins with its registration's."""
+    """With the object's own registration alone, if that is active: an object id begins with its registration's."""
     levels = facts["first_level"]
     own = next((uid for uid in levels if object_id.startswith(uid.rpartition("-")[2])), "")
     if not own:
@@ -147,7 +147,7 @@ def folded(row: Row) -> Iterator[Row]:
 
 def _levels(facts: dict[str, Any]) -> Iterator[Row]:
     if not facts["first_level"]:
-        yield "first", "no", "nobody publishes here now"
+        yield "first", "no", "no publisher is registered here now"
     if facts.get("registration") == "":
         yield "first", "-", "the object's own registration has ended; others, as if it were theirs:"
     for registration, level in facts["first_level"].items():

@@ -1,4 +1,4 @@
-"""`jbi study export`: a data set of a running federation: who publishes, who wants what, a tap of what is published.
+"""`jbi study export`: a data set of a running federation: registrations, subscriptions, a tap of what is published.
 
 Contracts are what the lookup services and the servers say, at the beginning and at the end. The tap is a subscription
 like any other: it takes part in nothing that others get, and what it could not take is counted.
@@ -212,7 +212,7 @@ class _Federation:
         )
 
     def _sound(self, table: str, contracts: Iterable[Any]) -> tuple[Any, ...]:
-        """Without those that make no sense: whoever told them, they are no contracts."""
+        """Without those that make no sense: they are not contracts."""
         rejects: list[Reject] = []
         found = tuple(dataset.sound(contracts, table, rejects))
         self.rejects |= {each.row: each for each in rejects[:MAX_REJECTS]}
@@ -243,7 +243,7 @@ class _Federation:
         except AccessDeniedError as error:
             raise AccessDeniedError(
                 f"{where} does not show its subscriptions: {error.message}",
-                hint="Export as somebody who may `administer` (docs/access.md)",
+                hint="Export as a user that may `administer` (docs/access.md)",
             ) from error
         except JbiError:
             self.unanswered.add(where)
@@ -278,7 +278,7 @@ def registration_of(item: ServiceItem, delegates: Mapping[str, str], publishers:
 
 def subscriptions_of(told: Mapping[str, Sequence[Terms]]) -> tuple[SubscriptionRow, ...]:
     """Rows of the subscriptions that servers tell of, each once. What one session holds is of one process, and an id is
-    of one process at whatever server it stands: so processes of one name are told apart."""
+    of one process at whatever server it is: so processes of one name are told apart."""
     leader: dict[str, str] = {}
 
     def lead(uid: str) -> str:
@@ -340,9 +340,11 @@ def shown(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Lines for people."""
     rows = [(name, f"{facts[name]:,}") for name in ("registrations", "subscriptions", "publications")]
     if facts["rejects"]:
-        rows.append(("rejects", f"{facts['rejects']:,} contracts that make no sense"))
+        rows.append(("rejects", f"{facts['rejects']:,} invalid contracts"))
     if facts["lost"]:
         rows.append(("lost", f"{facts['lost']:,}: they came faster than they could be taken"))
     if facts["unanswered"]:
-        rows.append(("no answer from", f"{'; '.join(facts['unanswered'])}; what stands there alone is missing"))
+        rows.append(
+            ("no answer from", f"{'; '.join(facts['unanswered'])}; contracts that only these servers have are missing")
+        )
     return [*rows, ("data set", str(facts["out"]))]

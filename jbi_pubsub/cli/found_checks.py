@@ -169,7 +169,7 @@ def _kept() -> Finding:
     """By NTP, as systemd says."""
     command = shutil.which("timedatectl")
     if command is None:
-        return Finding("clock", "skipped", "who keeps it is not known: no timedatectl")
+        return Finding("clock", "skipped", "its source of time is not known: no timedatectl")
     try:
         done = subprocess.run(  # noqa: S603  # the system's own
             [command, "show", "-p", "NTPSynchronized", "--value"],
@@ -179,14 +179,14 @@ def _kept() -> Finding:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as exc:
-        return Finding("clock", "skipped", f"who keeps it is not known: {exc}")
+        return Finding("clock", "skipped", f"its source of time is not known: {exc}")
     said = done.stdout.strip()
     if said == "yes":
         return Finding("clock", "ok", "kept by NTP")
     if said == "no":
         return Finding("clock", "warning", "not kept by NTP", "sudo timedatectl set-ntp true")
     why = done.stderr.strip()[:200] or "it says nothing"
-    return Finding("clock", "skipped", f"who keeps it is not known: timedatectl: {why}")
+    return Finding("clock", "skipped", f"its source of time is not known: timedatectl: {why}")
 
 
 def _shown_time(seconds: float) -> str:

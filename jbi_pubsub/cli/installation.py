@@ -129,7 +129,7 @@ def uninstall(given: _Uninstall) -> None:
 
 def _need_terminal() -> None:
     if not sys.stdin.isatty():
-        raise click.UsageError("there is nobody to ask: pass --defaults, with what is to be otherwise")
+        raise click.UsageError("there is no terminal to ask at: pass --defaults, and options for other values")
 
 
 def _program() -> list[str]:

@@ -204,7 +204,7 @@ def arithmetic(chance: random.Random, size: int) -> list[str]:
 
 
 def relative(chance: random.Random, size: int) -> list[str]:
-    """Conditions on elements wherever they are, and on what stands beside them: each true for about two documents in
+    """Conditions on elements wherever they are, and on their neighbours: each true for about two documents in
     ten thousand."""
     found = []
     for _ in range(size):
@@ -331,7 +331,7 @@ def _new_shapes() -> float:
 
 
 def _memory(texts: list[str]) -> int:
-    """Bytes per predicate that an index holds, beside the keys and predicates that subscriptions have anyway."""
+    """Bytes per predicate that an index holds, without the keys and predicates that subscriptions have anyway."""
     predicates = list(enumerate(map(compile_predicate, texts)))
     gc.collect()
     tracemalloc.start()

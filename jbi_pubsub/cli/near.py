@@ -1,4 +1,4 @@
-"""Near names: whoever mistypes one is told which there are."""
+"""Near names: an error for a mistyped name lists the names."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def nearest(given: str, known: Iterable[str]) -> str:
 
 
 def told(kind: str, given: str, known: Iterable[str]) -> str:
-    """That there is no such name, and what there is."""
+    """That there is no such name, and the names."""
     names = sorted(set(known))
     near = nearest(given, names)
     if near:

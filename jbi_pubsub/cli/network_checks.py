@@ -34,7 +34,7 @@ def networks(checkup: Checkup) -> Iterator[Finding]:
         try:
             told = converted(facts["networks"], NetworksStatus)
         except (msgspec.ValidationError, RecursionError):
-            text = f"{answer.called} tells of its networks what no node of ours tells"
+            text = f"{answer.called} describes its networks in a way that this version does not understand"
             yield Finding("networks", "warning", text, "pip install --upgrade jbi-pubsub there, and start it again")
             continue
         name = f"node {facts.get('location', '')} at {answer.at}"
@@ -51,7 +51,7 @@ def _of_node(name: str, node: str, told: NetworksStatus) -> Iterator[Finding]:
             "The folder of one of the two is a copy of the other's: stop it (jbi node stop), delete identity.json in "
             "its [node] folder, and start it again"
         )
-        yield Finding("networks", "failure", f"{name}: another node speaks under its id", advice)
+        yield Finding("networks", "failure", f"{name}: another node uses its id", advice)
     elif node and told.id and told.id != node:
         text = f"{name}: another node has its id {node[:8]}, so in the networks it is {told.id[:8]}"
         yield Finding("networks", "warning", text, "Start it again, so that it is so everywhere: jbi node stop, start")
@@ -66,7 +66,7 @@ def _of_link(name: str, answer: Answer, link: NetworkStatus, told: NetworksStatu
         return Finding("networks", "warning", f"{network}: {link.trouble}", advice)
     uptime = number_of(answer.value, "uptime")
     if not link.neighbours and uptime > ALONE_SECONDS:
-        text = f"{network} ({link.place}): nobody is heard, up for {lasted(uptime)}"
+        text = f"{network} ({link.place}): no other node is heard, up for {lasted(uptime)}"
         return Finding("networks", "warning", text, _lonely(link, told))
     peers = sorted((each for each in told.peers if each.network == link.name), key=lambda each: -each.loss)
     lossy = [each for each in peers if each.loss > LOSS_MUCH]

@@ -101,7 +101,9 @@ class _NodePlace(_NodeFolder):
                 yield proxy
         except ProtocolError as exc:
             hint = "A node's address is that of its delegate, not of its lookup service: see `jbi services`"
-            raise ProtocolError(f"{address} is no node of this version: {exc.message}", hint=exc.hint or hint) from exc
+            raise ProtocolError(
+                f"{address} is not a node of this version: {exc.message}", hint=exc.hint or hint
+            ) from exc
 
 
 class _NodeShow(_NodePlace, JsonArguments):
@@ -429,7 +431,7 @@ def snoop(given: _Snoop) -> int:
         named = _named(calls.sequences(), given.sequence)
         wanted, lookup = calls.snooped(named), calls.details().lookup
     if wanted.says_more:
-        click.echo("jbi: its template says more: shown is what its type and predicate allow", err=True)
+        click.echo("jbi: its template has more conditions: all objects of its type and predicate are shown", err=True)
     config = given.settings.load(lookup__locators=[lookup] if lookup else None)
     from jbi_pubsub.subscriber.adapter import SubscriberAdapter
 
@@ -438,7 +440,7 @@ def snoop(given: _Snoop) -> int:
     with SubscriberAdapter(config) as adapter:
         uid = adapter.register_subscriber(**wanted.terms)
         adapter.wait_matched(uid, 1, config.lookup.timeout)
-        click.echo(f"jbi: looking on at {printable(named)}, Ctrl-C ends", err=True)
+        click.echo(f"jbi: watching {printable(named)}, Ctrl-C ends", err=True)
         only = wanted.registration
         seen = show_objects(
             adapter, uid, count=given.count, timeout=given.timeout, out=None, as_json=given.as_json, only=only

@@ -67,7 +67,7 @@ def repeated(help: str, *names: str, **attributes: Any) -> Any:  # noqa: A002  #
 
 
 def argument(**attributes: Any) -> Any:
-    """A word that stands for itself; `attributes` are click's."""
+    """A word that means itself; `attributes` are click's."""
     return _OptionField(click.Argument, (), attributes)
 
 

@@ -395,7 +395,7 @@ def networks(seen: PageFacts) -> list[Table]:
             link.name, s.title, _count(link.neighbours), _count(link.sent), _per(s, f"network.{link.name}.sent"),
             _count(link.received), _per(s, f"network.{link.name}.received"), _percent(link.repairs),
             SortedCell(link.rate, f"{sized(link.rate)}/s"), SortedCell(link.waiting, sized(link.waiting)), link.plugin,
-            "; ".join(filter(None, (link.trouble, "a twin speaks under its id" if told.twin else "", *told.troubles))),
+            "; ".join(filter(None, (link.trouble, "another node uses its id" if told.twin else "", *told.troubles))),
         )
         for s, told in found for link in told.links
     ]  # fmt: skip
@@ -461,7 +461,7 @@ PAGES: Final[dict[str, Page]] = {
     "subscriptions": Page("subscriptions by rate", subscriptions),
     "mail": Page("mail that waits, and why", mail),
     "leases": Page("leases about to end", leases),
-    "parties": Page("who publishes and subscribes", parties),
+    "parties": Page("publishers and subscribers", parties),
     "links": Page("links and bins, and the policies in force", links),
     "types": Page("types as their subscribers get them", types),
     "networks": Page("networks of nodes, and the nodes that are heard there", networks),

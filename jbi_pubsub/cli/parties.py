@@ -147,7 +147,7 @@ def look(config: Config) -> FoundParties:
 
 
 def together(tasks: Sequence[tuple[str, Callable[[], tuple[T, float]]]], seconds: float) -> list[Answer]:
-    """Everybody asked at once; who has not answered after `seconds` is as one who never does."""
+    """Everybody asked at once; one without an answer after `seconds` counts as one that never answers."""
     answers: dict[int, Answer] = {}
 
     def ask(number: int, at: str, task: Callable[[], tuple[T, float]]) -> None:
@@ -165,7 +165,7 @@ def together(tasks: Sequence[tuple[str, Callable[[], tuple[T, float]]]], seconds
 
 
 def side_by_side(steps: Mapping[str, Callable[[], object]], seconds: float) -> None:
-    """All at once, each in a thread; who has not ended after `seconds` is left behind."""
+    """All at once, each in a thread; one that has not ended after `seconds` is left behind."""
     threads = [threading.Thread(target=step, name=f"jbi-doctor-{name}", daemon=True) for name, step in steps.items()]
     deadline = time.monotonic() + seconds
     for thread in threads:

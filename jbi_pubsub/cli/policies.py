@@ -1,4 +1,4 @@
-"""Policies of a file on who matters: listed, compared, explained, and new ones written."""
+"""Policies of a file for quality of service: listed, compared, explained, and new ones written."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def tell_differences(found: Iterable[Mapping[str, Any]]) -> None:
 
 @dataclass
 class Supposition:
-    """An object and resources as somebody supposes them; what he does not say is not known."""
+    """An object and resources as a user supposes them; the rest is not known."""
 
     size: int = -1
     payload_type: str = ""
@@ -209,7 +209,7 @@ def tell_quality(found: Mapping[str, Any]) -> None:
         click.echo(printable(f'  "{each["policy"]}" if {each["condition"]}: {verdict}'))
     for name, policy in found["reduced"]:
         by = f'policy "{policy}"' if policy else "the default"
-        click.echo(printable(f"  less {name} than wished, by {by}"))
+        click.echo(printable(f"  less {name} than requested, by {by}"))
     for each in found["near"]:
         click.echo(printable(f'  "{each["policy"]}" does not apply: {each["why"]}'))
 
@@ -230,7 +230,7 @@ def policy_from(words: Sequence[str]) -> dict[str, Any]:
 
 
 def asked() -> Iterator[str]:
-    """KEY=VALUE of what whoever sits at the terminal answers."""
+    """KEY=VALUE of the answers at the terminal."""
     questions = (
         ("name", "Name of the policy"), ("user", "Users, for example Patrol-* (empty: all)"),
         ("type", "Information object type (empty: all)"), ("action", "publish, subscribe or query (empty: all)"),
@@ -259,7 +259,7 @@ def append_policy(path: Path, table: Mapping[str, Any]) -> str:
 def as_table(words: Sequence[str]) -> dict[str, Any]:
     """A policy's table from KEY=VALUE, or from answers where there are none. Raises ConfigurationError."""
     if not words and not sys.stdin.isatty():
-        raise ConfigurationError("there is no terminal to ask at", hint="Say NAME=VALUE, for example name=tracks")
+        raise ConfigurationError("there is no terminal to ask at", hint="Give NAME=VALUE, for example name=tracks")
     return policy_from(list(words) or list(asked()))
 
 

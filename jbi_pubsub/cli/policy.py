@@ -1,5 +1,5 @@
-"""`jbi policy`: check, show and compare policy files, say why somebody may do something, or not, and who matters; what
-concerns the policy manager is in steering.py."""
+"""`jbi policy`: check, show and compare policy files, say why a user may do something, or not, and its
+quality of service; the policy manager is in steering.py."""
 
 from __future__ import annotations
 
@@ -324,7 +324,7 @@ def _row(rule: dict[str, Any]) -> Sequence[object]:
 
 
 def _when(rule: dict[str, Any]) -> str:
-    """Conditions of a rule, all that it says besides its action."""
+    """Conditions of a rule, without its action."""
     keys = {key: value for key, value in rule.items() if key not in (*OWN_COLUMNS, "miss")}
     return ", ".join(f"{key} {_said(value)}" for key, value in keys.items()) or "always"
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 FLUSH_SECONDS: Final = 10.0
 FLUSH_RATE: Final = 1e6
-"""Time that the delegate may take for what was published, and bytes a second of payloads beside that."""
+"""Time that the delegate may take for what was published, and bytes a second of payloads in addition."""
 SUBSCRIBERS_SECONDS: Final = 10.0
 """Seconds for subscriptions to match what is published."""
 
@@ -50,7 +50,7 @@ class _PublishFiles(Arguments):
             raise ConfigurationError("give either --delegate NAME LOCATION (or --node NAME) or --peer")
         if self.schema is None and not self.type_name:
             raise ConfigurationError(
-                "nothing says of what type the metadata are",
+                "the type of the metadata is not known",
                 hint="Give --schema FILE, or --type NAME of the type repository",
             )
         if self.untyped and (self.schema is not None or self.invariants is not None):

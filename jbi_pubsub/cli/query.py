@@ -176,8 +176,8 @@ def _show(opened: Query, given: _Query) -> None:
 def tell_left_out(left_out: Sequence[str]) -> None:
     """Tell what access rules keep back: type and version as they were asked for."""
     for named in left_out:
-        what = "what there is" if named == "* *" else named
-        click.echo(f"jbi: of {printable(what)} something is left out: you may not read all of it", err=True)
+        what = "the archives" if named == "* *" else named
+        click.echo(f"jbi: {printable(what)}: some objects are left out, which you may not read", err=True)
 
 
 def tell_missing(archive: str) -> None:

@@ -1,7 +1,7 @@
 """A screen that refreshes without flicker, and is put back as it was: for `--watch` and `jbi top`.
 
-What is drawn goes out in one write, over what stands there, and only what is left of it is emptied: nothing is blank in
-between. It is the terminal's other screen (xterm's 1049), so that what stood there before comes back. Keys are read one
+What is drawn goes out in one write, over the old picture, and only what is left of it is emptied: nothing is blank in
+between. It is the terminal's other screen (xterm's 1049), so that the screen before comes back. Keys are read one
 by one, without echo; Ctrl-C and Ctrl-Z stay what they are. However a command ends, by an error and by SIGTERM too, and
 while it is stopped, the terminal is as it was. In the background nothing is drawn.
 """
@@ -29,7 +29,7 @@ _LEAVE: Final = "\x1b[?25h\x1b[?1049l"
 _HOME, _REST_OF_LINE, _BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 _REVERSE, _PLAIN = "\x1b[7m", "\x1b[0m"
 _BEGIN_UPDATE, _END_UPDATE = "\x1b[?2026h", "\x1b[?2026l"
-"""Terminals that know these (synchronized output) show at once what stands between; others pass over them."""
+"""Terminals that know these (synchronized output) show at once what is between; others pass over them."""
 _NAMED: Final = {
     "\x1b[A": "up", "\x1b[B": "down", "\x1b[C": "right", "\x1b[D": "left", "\x1b[Z": "left", "\t": "right",
     "\x1b[5~": "page up", "\x1b[6~": "page down", "\x1b": "escape",
@@ -98,7 +98,7 @@ class Screen:
         return shutil.get_terminal_size().lines
 
     def show(self, lines: Sequence[str], *, bars: Collection[int] = ()) -> None:
-        """These lines, of printable text, instead of what is there: as many as there is room for, cut at the edge.
+        """These lines, of printable text, instead of the old ones: as many as there is room for, cut at the edge.
         Those whose numbers are in `bars` stand out."""
         self._take()
         if not self._taken:

@@ -59,7 +59,7 @@ def _series_of(facts: Mapping[str, Any]) -> Iterator[tuple[str, str, SeriesStatu
     try:
         series = converted(qos.get("series", {}), dict[str, SeriesStatus])
     except msgspec.ValidationError as exc:
-        raise ProtocolError(f"{server} tells series that no server of ours tells: {str(exc)[:200]}") from exc
+        raise ProtocolError(f"{server} gives series that this version does not understand: {str(exc)[:200]}") from exc
     for name in sorted(series):
         yield server, name, series[name]
 

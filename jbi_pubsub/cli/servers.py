@@ -187,7 +187,7 @@ def port(given: _Port) -> None:
 def _check_set(given: tuple[str, ...], action: str, what: str, none: bool) -> None:
     """Check that what is forgotten does not take a lookup service out of everything."""
     if none and (given or action != "set"):
-        raise click.UsageError("--none stands behind `set`, alone")
+        raise click.UsageError("--none goes with `set`, and without names")
     if action != "show" and not given and not none:
         raise click.UsageError(f"{action} what? Give a {what}" + (", or --none" if action == "set" else ""))
 
@@ -210,7 +210,7 @@ def _registrar(settings: CommandSettings) -> Iterator[RegistrarProxy]:
             yield proxy
     except ProtocolError as exc:
         raise ProtocolError(
-            f"{address} is no lookup service of this version: {exc.message}",
+            f"{address} is not a lookup service of this version: {exc.message}",
             hint="`jbi services` lists those there are",
         ) from exc
 
@@ -285,7 +285,7 @@ def _run_pad(server: DisseminationServer, stop: threading.Event, given: _Pad, lo
     if not _is_found(server, stop):
         refused = server.community.refused()
         told = refused.message if refused else f"no lookup service answers ({looked})"
-        log.warning("%s: nobody finds this delegate before one does. It goes on looking", told)
+        log.warning("%s: clients can't find this delegate until one answers. It continues to look", told)
     wait_for(stop)
     mail = server.status()["mail"]
     left = server.stop(given.drain)

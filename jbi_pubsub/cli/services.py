@@ -195,7 +195,7 @@ def _item_row(item: ServiceItem) -> tuple[str, str, str, str, str]:
 
 
 def _entry_text(entry: EntryRep) -> str:
-    """Without what stands in a column of its own."""
+    """Without what has a column of its own."""
     values = {k: v for k, v in entry.as_dict().items() if v is not None and k != "schema"}
     if entry.cls.name == InformationType.entry_name:
         values.pop("name", None)

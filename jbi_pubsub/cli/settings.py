@@ -76,7 +76,7 @@ class CommandSettings:
         return load(file=file, environment=os.environ, flags=flags)
 
     def node(self) -> str:
-        """The name of the node that is meant, "" for none: who asks goes there."""
+        """The name of the node that is meant, "" for none: requests go there."""
         self._is_for_node = True
         return self._node
 
@@ -103,7 +103,7 @@ class CommandSettings:
         if name in found:
             return self._living(name, found[name], config)
         if near is None or not (name in names or is_id(name)):
-            raise UnknownUidError(told("node", name, (*found, *names)), hint="`jbi services` lists what there is")
+            raise UnknownUidError(told("node", name, (*found, *names)), hint="`jbi services` lists all nodes")
         endpoints, locators = near.reach(name)
         self._flags |= {"lookup.locators": list(locators), "lookup.multicast": False}
         return endpoints[0]
@@ -207,7 +207,7 @@ def try_file(context: click.Context, parameter: click.Parameter, path: Path | No
     """A file to write, whose folder is tried before the work, as above. Raises ConfigurationError."""
     if path is not None and not context.resilient_parsing:
         if path.exists() and not os.access(path, os.W_OK):
-            raise ConfigurationError(f"{parameter.opts[0]} {path}: not to be written by us")
+            raise ConfigurationError(f"{parameter.opts[0]} {path}: can't be written by this user")
         _tried(parameter, path, path.parent)
     return path
 

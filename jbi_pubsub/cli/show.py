@@ -3,7 +3,7 @@
 A table fits its width by what its columns are for: numbers and short words are never cut; what is `long` is cut at its
 end; of names that are `dotted` the last part is shown; columns that are `spare` go when there is no room for them, the
 most spare first, and it is said which; a `name` is cut only then, in its middle; if even that does not do, a row is
-shown as lines of `column: value`. Whoever wants all asks for `--wide`, or for `--columns`.
+shown as lines of `column: value`. All columns are shown by `--wide`, or for `--columns`.
 """
 
 from __future__ import annotations
@@ -311,7 +311,7 @@ def _begin(text: str, width: int) -> str:
 
 def places(text: str) -> int:
     """Places in a terminal, at most: some characters take two, marks none; vowels that some terminals put into the
-    letter before, and others beside it, take one."""
+    letter before, and others next to it, take one."""
     if text.isascii():
         return len(text)
     from rich.cells import get_character_cell_size  # here, as a command that draws nothing starts faster without it
@@ -322,7 +322,7 @@ def places(text: str) -> int:
 
 
 _SKINS: Final = frozenset("\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff")
-"""Colours of the skin of who comes before; a terminal that does not know that shows them beside him."""
+"""Colours of the skin of the sign before; a terminal that does not know that shows them next to it."""
 
 
 def console() -> Console:

@@ -87,7 +87,7 @@ def simulated(given: _Simulate) -> None:
     found = simulate(policies, load, seconds, changes=changes, judging=cost, component=given.component)
     spent = time.process_time() - began
     if given.page is not None:
-        lead = f"Who would get what under {given.file}: {len(load.publications):,} objects in {seconds:g} s."
+        lead = f"Simulated deliveries under {given.file}: {len(load.publications):,} objects in {seconds:g} s."
         outcome = ExampleOutcome(tuple(_tables(found)), (), tuple(_plots(found)))
         footer = f"jbi policy simulate {given.file}"
         charts.write_page(given.page, "Simulated quality of service", lead, outcome, footer)
@@ -119,7 +119,7 @@ def _amount(name: str, said: str) -> float:
 def _at(name: str, said: str) -> tuple[str, float]:
     what, at, when = said.rpartition("@")
     if not at or not what:
-        raise ConfigurationError(f"{name} {said!r} does not say when", hint=f'{name} "...@60 s"')
+        raise ConfigurationError(f"{name} {said!r} has no time", hint=f'{name} "...@60 s"')
     return what, _amount(f"{name} {said!r}", when)
 
 

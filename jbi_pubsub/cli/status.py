@@ -120,7 +120,7 @@ _ALL: Final = (
 _OF_FEDERATIONS: Final = ("rti", "rti link", "federation bridge")
 """Kinds of servers that know of federations."""
 _ANSWERING: Final = DISSEMINATORS | ANSWERING_TYPES | {RTI_TYPE, HLA_BRIDGE_TYPE}
-"""Types of services that can be asked how they are, beside lookup services."""
+"""Types of services that can be asked how they are, without lookup services."""
 _TOLD: Final = frozenset({
     "kind", "name", "location", "address", "groups", "uptime", "counts", "leases", "mail", "mailed", "kept", "items",
     "event_registrations", "lookups", "changes", "events", "events_lost", "store", "published", "unmatched", "matched",
@@ -136,7 +136,7 @@ _USUAL: Final = frozenset({
     "access.file", "access.version", "access.rules", "access.since", "access.audit",
     "limits.metadata", "limits.payload", "limits.compressed", "limits.types",
 })  # fmt: skip
-"""Keys that --wide shows besides. A status may have more than these two: of a later version, of a stage that not all
+"""Keys that --wide adds. A status may have more than these two: of a later version, of a stage that not all
 have; what is not zero of that is shown to everybody."""
 NO_ANSWER: Final = ("unreachable", "refused")
 """Kinds of those of which there is no status: they are away, or do not tell us."""
@@ -291,12 +291,12 @@ def checked(facts: Facts, address: str) -> Facts:
         _rates(0.0, facts, 1.0, facts)
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as exc:
         why = f"{type(exc).__name__} {exc}"[:200]
-        raise ProtocolError(f"{address} says of itself what no server of ours says: {why}") from exc
+        raise ProtocolError(f"{address} gives a status that this version does not understand: {why}") from exc
     return facts
 
 
 def _rates(then: float, before: Facts, now: float, after: Facts) -> dict[str, float]:
-    """Per second; what was counted anew since, after a restart, has none."""
+    """Per second; a counter that began again, after a restart, has none."""
     took = max(now - then, 1e-3)
     return {
         name: round((after[name] - before[name]) / took, 1)
@@ -425,7 +425,7 @@ def _kind(facts: Facts, name: str) -> tuple[str, str]:
 
 
 def _bridge_rows(foreign: Facts) -> Iterator[tuple[str, ...]]:
-    """A bridge, by direction. What it can't do now stands in its log."""
+    """A bridge, by direction. What it can't do now is in its log."""
     away = ", ".join(f"{side} is away" for side, is_there in foreign.get("sides", {}).items() if not is_there)
     for way in foreign.get("directions", ())[:2]:
         state = "" if way["listening"] else str(foreign.get("trouble") or "not subscribed yet")

@@ -68,7 +68,7 @@ class _Finite(click.FloatRange):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The number."""
         found = super().convert(value, param, ctx)
-        return self.fail("NaN is no number.", param, ctx) if found != found else found  # only NaN is not itself
+        return self.fail("NaN is not a number.", param, ctx) if found != found else found  # only NaN is not itself
 
 
 def out_option(default: str) -> Any:
@@ -321,7 +321,7 @@ OWN: Final[Mapping[str, dict[str, Any]]] = {
     },
     "bandwidth": {"rates": option("Links' bits a second, eight at most.", shown=bandwidth.RATES)},
 }
-"""Options of a study beside those of all."""
+"""Options of one study, without those of all."""
 
 
 class _StudyQuestion(_Spark):

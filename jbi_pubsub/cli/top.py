@@ -43,7 +43,7 @@ MORE: Final = "a wider terminal"
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """View that whoever sits at the terminal wants. `sort`: number of a column of the page's first table, -1 for the
+    """View that the user at the terminal wants. `sort`: number of a column of the page's first table, -1 for the
     page's own order."""
 
     page: str

@@ -165,7 +165,7 @@ def export(given: _Export) -> None:
     with Services(given.settings.load(), name="trader") as services:
         known = {each.name: each for each, _ in services.types()}
         if given.parent and given.parent not in known:
-            raise ConfigurationError(f"nobody offers anything of service type {given.parent}", hint="jbi trader types")
+            raise ConfigurationError(f"no offer has service type {given.parent}", hint="jbi trader types")
         type_ = known.get(given.type_name)
         if given.properties or given.parent or type_ is None:
             type_ = ServiceType.of(given.type_name, *given.properties, parent=known.get(given.parent))
@@ -178,7 +178,7 @@ def export(given: _Export) -> None:
 def _values(type_: Any, given: Iterable[str]) -> Iterable[tuple[str, Any]]:
     """Values of texts, by their properties' kinds. Raises ConfigurationError, EntryError."""
     for text in given:
-        name, value = pair(text, ConfigurationError(f"{text!r:.80} is no NAME=VALUE"))
+        name, value = pair(text, ConfigurationError(f"{text!r:.80} is not NAME=VALUE"))
         kind = type_.every[name].kind if name in type_.every else "string"
         try:
             yield name, _KINDS[kind](value)

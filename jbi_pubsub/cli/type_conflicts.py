@@ -35,7 +35,7 @@ def conflicts(given: _Conflicts) -> None:
     from jbi_pubsub.node.admin import NodeProxy
 
     if given.use and not given.given:
-        raise ConfigurationError("it is not said which type", hint="jbi types conflicts NAME/VERSION --use NODE")
+        raise ConfigurationError("no type is named", hint="jbi types conflicts NAME/VERSION --use NODE")
     config, type_ = given.settings.load(), named(given.given)
     address = check_endpoint(given.at) if given.at else found_repository(config).endpoints[0]
     with closing(NodeProxy(address, config.security(), timeout=config.lookup.timeout)) as node:
@@ -46,7 +46,7 @@ def conflicts(given: _Conflicts) -> None:
         if len(told) == 1:
             type_ = TypeName(told[0].name, told[0].version)
         node.settle_type(type_, given.use)
-    text = f"{type_} has the schema of node {given.use} now: who registers by another one is refused"
+    text = f"{type_} has the schema of node {given.use} now: a registration with another schema is refused"
     given.show({"type": str(type_), "node": given.use}, printable(text))
 
 

@@ -55,7 +55,7 @@ DOCUMENT_BYTES: Final = 64 << 20
 
 
 class _FolderRepository:
-    """The repository of a folder as a delegate's `TypesProxy`, changed by whoever runs the command."""
+    """The repository of a folder as a delegate's `TypesProxy`, changed by the user of the command."""
 
     def __init__(self, registry: Registry, cache: Path | None) -> None:
         self._registry = registry
@@ -132,7 +132,7 @@ class _RepositoryPlace(Arguments):
             )
         config = self.settings.load()
         ref = at_address(self.at) if self.at else found_repository(config)
-        missing = UnknownUidError(f"{self.at} is no delegate", hint="`jbi services` lists those there are")
+        missing = UnknownUidError(f"{self.at} is not a delegate", hint="`jbi services` lists those there are")
         return calling(TypesProxy, ref, config, TYPES, missing)
 
 
@@ -314,7 +314,7 @@ def _write_documents(bundle: SchemaBundle, output: Path) -> None:
         local = f"{parts.netloc or parts.scheme}/{parts.path}" if parts.scheme else posixpath.join("schema/" * up, name)
         path = output / posixpath.normpath(local).lstrip("/")
         if not path.resolve().is_relative_to(output.resolve()) or path.resolve() == output.resolve():
-            raise SchemaError(f"the schema has a document called {name[:200]!r}, which is no name for a file")
+            raise SchemaError(f"the schema has a document called {name[:200]!r}, which is not a name for a file")
         written.append((name, path, data))
     if bundle.marks:
         written.append(("marks", output / "marks.json", bundle.marks))
@@ -565,5 +565,5 @@ def _to_stdout(data: bytes) -> None:
     try:
         text = data.decode()
     except UnicodeDecodeError as exc:
-        raise ConfigurationError(f"{len(data):,} bytes that are no text", hint="Give -o FILE") from exc
+        raise ConfigurationError(f"{len(data):,} bytes that are not text", hint="Give -o FILE") from exc
     click.echo("\n".join(map(printable, text.splitlines())))

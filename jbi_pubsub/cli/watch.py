@@ -60,7 +60,7 @@ class _StudyWatch(ClusterArguments, JsonArguments, first=True):
         """The settings of a watch over `where`, by the contracts of `data`. Raises ConfigurationError."""
         files = where / "publications" if (where / "publications").is_dir() else where
         if not files.is_dir():
-            raise ConfigurationError(f"{files} is no folder", hint="Make it, and let files arrive there by renaming")
+            raise ConfigurationError(f"{files} is not a folder", hint="Make it, and let files arrive there by renaming")
         if not all((data / name).is_dir() for name in dataset.CONTRACTS):
             raise ConfigurationError(
                 f"{data} has no contracts to judge by",

@@ -1,4 +1,4 @@
-"""Wishes of an application for its contract, from the command line, and what it got."""
+"""QoS requests of an application for its contract, from the command line, and what it got."""
 
 from __future__ import annotations
 

@@ -233,7 +233,7 @@ def denied(caller: Caller, action: Action, subject: Subject) -> AccessDeniedErro
     return AccessDeniedError(
         f"{caller.user or caller.address} may not {action} {what}".rstrip(),
         hint=f"{'' if caller.user else 'Nobody is logged in: set [client] user and password, or [tls] folder. '}"
-        "Whoever runs this server finds the reason in its audit log",
+        "The audit log of this server has the reason",
         action=action,
         type=subject.type[:200],
     )

@@ -262,7 +262,7 @@ def rules_of(call: Callable[..., object]) -> dict[str, _Rule]:
 def _refusal(spoken: str, name: str, value: object, rule: _Rule) -> ArgumentError:
     hint = f"It takes {rule.text}"
     if isinstance(value, str) and not _is_text(value):
-        hint += "; half a surrogate pair is no character"
+        hint += "; half a surrogate pair is not a character"
     return ArgumentError(
         f"{spoken}: {name} is {_shown(value)}, of type {type(value).__name__}", hint=hint, call=spoken, argument=name
     )

@@ -32,7 +32,7 @@ JbiError
      +- WireTimeoutError      (TimeoutError)     the other side did not answer in time
      +- BackPressureError     (TimeoutError)     a bounded queue stayed full for the whole timeout
 
-Whoever does not know this family can still catch the builtin in brackets. Errors cross the wire as
+Code that does not know this family can still catch the builtin in brackets. Errors cross the wire as
 `ErrorReport` values and are rebuilt as the same class on the other side.
 """
 
@@ -46,7 +46,7 @@ Fact = str | int | float | bool | None
 class JbiError(Exception):
     """Base of all errors raised by this package.
 
-    `message` says what is wrong and where, `hint` how to mend it, `facts` carries the same as plain values
+    `message` says what is wrong and where, `hint` how to correct it, `facts` carries the same as plain values
     (for example `expression`, `position`, `path`).
     """
 

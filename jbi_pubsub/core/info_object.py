@@ -459,7 +459,7 @@ def _read(data: Part) -> tuple[Head, int, bytes]:
         raise ProtocolError(f"bad information object: {with_name(str(exc))}") from exc
     object_id = head.own_id or prefix_of(head.registration)  # what it is made from: its number is digits
     if not (object_id.isascii() and object_id.isalnum()) and not _PLAIN_ID.fullmatch(object_id):
-        raise ProtocolError(f"bad information object: {object_id!r} is no object id")
+        raise ProtocolError(f"bad information object: {object_id!r} is not an object id")
     return head, at, seal
 
 

@@ -78,7 +78,7 @@ def shape_of(said: object) -> PayloadShape:
     if rule is None:
         near = near_name(words[0], SHAPES) if words else ""
         hint = f"Did you mean {near!r}?" if near else f"There is {', '.join(SHAPES)}"
-        raise ValueError(f"{str(said)[:50]!r} is no shape. {hint}")
+        raise ValueError(f"{str(said)[:50]!r} is not a shape. {hint}")
     if len(words) - 1 != len(rule.arguments):
         usage = " ".join([words[0], *(name.upper() for name, _, _ in rule.arguments)])
         raise ValueError(f"{str(said)[:50]!r} is written {usage!r}")

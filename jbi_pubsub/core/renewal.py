@@ -174,7 +174,7 @@ class LeaseRenewalManager:
         try:
             duration = held.renew()
             if not is_term(duration):
-                raise ProtocolError(f"a lease was renewed for {duration} s, which is no term")
+                raise ProtocolError(f"a lease was renewed for {duration} s, which is not a term")
         except WireError as exc:
             self._try_again(key, held, exc)
             return

@@ -256,7 +256,7 @@ class _Scan:
             elif before != ".":
                 dots = 0
             if len(said) > WORD_MOST and said[0] not in "\"'":
-                hint = "A longer name stands in quotes"
+                hint = "Write a longer name in quotes"
                 raise TomlError(f"a number or name of more than {WORD_MOST} characters", place, hint)
             before = said
 

@@ -127,7 +127,9 @@ class Services:
                 raise UnknownUidError(f"no offer {offer_id[:80]} of this process", uid=offer_id[:80])
             for name, value in properties.items():
                 if name in own.type.every and own.type.every[name].is_readonly and value != own.values.get(name):
-                    raise EntryError(f"property {name} of {own.type.name} is readonly", hint="Withdraw, and offer anew")
+                    raise EntryError(
+                        f"property {name} of {own.type.name} is readonly", hint="Withdraw the offer, and make a new one"
+                    )
             values = {name: value for name, value in {**own.values, **properties}.items() if value is not None}
             reference = at or own.reference
             item = _item(offer_id, own.type, values, reference)
@@ -235,9 +237,7 @@ class Services:
                 type_.check_same(known)
             return type_
         if known is None:
-            raise UnknownUidError(
-                f"nobody offers anything of service type {name[:80]}", hint="Give a ServiceType", uid=name[:80]
-            )
+            raise UnknownUidError(f"no offer has service type {name[:80]}", hint="Give a ServiceType", uid=name[:80])
         return known
 
     def _endpoint(self, calls: object | None) -> Endpoint | None:

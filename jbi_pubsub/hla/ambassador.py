@@ -295,7 +295,7 @@ class RTIAmbassador(FederateServices, SupportServices):
         name, arguments = self._told_by(*callbacks[0])
         act = getattr(self._ambassador, name, None)
         if act is None or name.startswith("_"):
-            raise ProtocolError(f"the RTI tells of {name[:100]!r}, which is no callback")
+            raise ProtocolError(f"the RTI tells of {name[:100]!r}, which is not a callback")
         if name == "initiate_federate_restore":
             self._handle = arguments[2]
         self._evoking = True

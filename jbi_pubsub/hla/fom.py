@@ -258,7 +258,7 @@ def _rates(roots: list[tuple[str, Element]]) -> dict[str, float]:
 def _read_module(name: str, root: Element, objects: _Sayings, interactions: _Sayings) -> None:
     if local_name(root) != "objectModel":
         raise ErrorReadingFom(
-            f"{name} is no module: its root is {local_name(root)}, not objectModel",
+            f"{name} is not a module: its root is {local_name(root)}, not objectModel",
             hint="Give a file in OMT XML",
             file=name,
         )
@@ -282,7 +282,9 @@ def _read_class(source: tuple[str, bool], element: Element, kinds: tuple[str, st
         )
     if not above and name not in said:
         raise ErrorReadingFom(
-            f"{where}: {name} stands at the top", hint=f"Nest it in {next(iter(said))}, as all classes are", file=module
+            f"{where}: {name} is at the top level",
+            hint=f"Nest it in {next(iter(said))}, as all classes are",
+            file=module,
         )
     members = {}
     for each in children(element, member):
@@ -397,7 +399,7 @@ def _name_of(element: Element, where: str) -> str:
     name = text_of(element, "name")
     if not _NAME.fullmatch(name):
         raise ErrorReadingFom(
-            f"{where}: {name[:100]!r} is no name of a {local_name(element)}",
+            f"{where}: {name[:100]!r} is not a name of a {local_name(element)}",
             hint="A name is a letter, then letters, digits, _ and -, 255 at most",
         )
     return name

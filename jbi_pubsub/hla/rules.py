@@ -153,7 +153,7 @@ def _check_representation(name: str, row: TypeRow, names: _Names) -> None:
     found = names.types.get(of)
     plain = local_name(found.element) == "basicData" if found else bool(is_basic(of)) or not names.has_type(of)
     if not plain and not names.is_open:
-        _refuse(row.where, f"{name} is represented by {of!r}, which is no basic representation",
+        _refuse(row.where, f"{name} is represented by {of!r}, which is not a basic representation",
                 "Name one of the table basicDataRepresentations, or of the standard, as HLAinteger32BE")  # fmt: skip
     if not of:
         _refuse(row.where, f"{name} has no representation", "Name a basic representation, as HLAinteger32BE")
@@ -216,7 +216,7 @@ def _check_variants(name: str, row: TypeRow, names: _Names) -> None:
         where, said = f"{row.module}:{each.sourceline}", text_of(each, "enumerator", ALTERNATIVES_CHARS)
         for one in known.told(said):
             if one not in known.names and one != "HLAother":
-                _refuse(where, f"an alternative of {name} is for {one[:100]!r}, which is no enumerator of {kind}",
+                _refuse(where, f"an alternative of {name} is for {one[:100]!r}, which is not an enumerator of {kind}",
                         near_hint(one, known.names, 5))  # fmt: skip
             if one in taken:
                 _refuse(where, f"{name} has two alternatives for {one}", "Leave one")

@@ -77,7 +77,7 @@ class Capture:
             if unit is not None and len(head := file.read(20)) == 20:
                 self._frames = self._plain_frames(order, unit, Struct(f"{order}I").unpack_from(head, 16)[0] & 0xFFFF)
                 return
-        raise ConfigurationError("this is no capture", hint="Make one with tcpdump -i lo -w FILE udp")
+        raise ConfigurationError("this is not a capture", hint="Make one with tcpdump -i lo -w FILE udp")
 
     def __iter__(self) -> Iterator[CapturedDatagram]:
         """The datagrams."""

@@ -355,7 +355,7 @@ def expanded(data: bytes, compression: str, most: int = 0) -> bytes:
     except ProtocolError:  # which is an OSError
         raise
     except (zlib.error, OSError, EOFError, lzma.LZMAError) as exc:
-        raise ProtocolError(f"what is no {compression}: {exc}") from exc
+        raise ProtocolError(f"bytes that are not {compression}: {exc}") from exc
     if not expander.eof:
         raise ProtocolError(f"{compression} that does not end")
     return b"".join(found)

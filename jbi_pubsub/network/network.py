@@ -138,7 +138,7 @@ class Network:
                 )  # fmt: skip
             self._stopping.wait(min(wait, end - now))
         else:
-            raise BackPressureError("the network is left", hint="say it on a network that is started anew")
+            raise BackPressureError("the network is left", hint="Start the network again, then repeat the call")
         if not is_seen_to:  # else our thread looks again by itself
             self._waiter.wake()
 

@@ -231,7 +231,7 @@ class NodeCalls:
             check_value(section, name, value)  # it may not be one at all
             raise ConfigurationError(
                 f"{key[:100]} is taken when a node starts",
-                hint="Set it in its jbi.toml and start it anew; log.* and node.statistics_seconds change at once",
+                hint="Set it in its jbi.toml and start it again; log.* and node.statistics_seconds change at once",
                 key=key[:100],
             )
         log.warning("%s has set %s", caller.identity or caller.address, subject.name)

@@ -159,7 +159,7 @@ def _read(file: Path) -> bytes:
     """Raises OSError, also for what is no file: a pipe would be waited for."""
     with opened(file) as reading:
         if not stat.S_ISREG(os.fstat(reading.fileno()).st_mode):
-            raise OSError(errno.EINVAL, f"{file.name} is no file")
+            raise OSError(errno.EINVAL, f"{file.name} is not a file")
         return reading.read(FILE_MOST)
 
 

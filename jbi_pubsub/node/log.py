@@ -172,7 +172,9 @@ class NodeLog:
     def set(self, section: LogSection) -> None:
         """Another level, other outputs. Raises ConfigurationError: those of before stay."""
         if (section.file, section.file_bytes) != (self.section.file, self.section.file_bytes):
-            raise ConfigurationError("the log's file stays while a node runs", hint="Set [log] file, and start it anew")
+            raise ConfigurationError(
+                "the log's file stays while a node runs", hint="Set [log] file, and start it again"
+            )
         with self._lock:
             self._apply(section)
 

@@ -492,7 +492,7 @@ def name_of(config: Config) -> str:
     name = config.node.name or socket.gethostname()
     if not name.strip() or len(name) > NAME_MOST or not name.isprintable():
         raise ConfigurationError(
-            f"[node] name {name[:NAME_MOST]!r} is no name",
+            f"[node] name {name[:NAME_MOST]!r} is not a name",
             hint=f"Up to {NAME_MOST} characters that can be printed",
             key="node.name",
         )

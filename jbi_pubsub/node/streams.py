@@ -302,7 +302,7 @@ class Streams:
             if stream.epoch < 0 and epoch is not None:
                 stream.epoch = epoch
             if stream.epoch >= 0 and epoch != stream.epoch:
-                self._forget(stream, "the node has left" if epoch is None else "the node was started anew")
+                self._forget(stream, "the node has left" if epoch is None else "the node was started again")
             elif why := self._fault(stream, now):
                 self.reset(stream, why)
             else:

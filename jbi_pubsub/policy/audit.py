@@ -111,7 +111,7 @@ class AuditLog:
         file = os.open(self.path, flags, 0o600)
         if not stat.S_ISREG(os.fstat(file).st_mode):  # a pipe that nobody empties would hold up who reads the policy
             os.close(file)
-            raise OSError(f"{self.path} is no regular file")
+            raise OSError(f"{self.path} is not a regular file")
         return file
 
     def _make_room(self) -> None:

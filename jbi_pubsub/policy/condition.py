@@ -180,12 +180,12 @@ def parse_condition(text: str, namespaces: Mapping[str, str] | None = None) -> N
     except SyntaxError as exc:
         at = start + (exc.offset or 0) - 1
         ends = at < start or at >= len(line.rstrip())  # CPython says column 0 where it ends too early
-        what = "is empty" if not line.strip() else "ends too early" if ends else f"is no condition: {exc.msg}"
+        what = "is empty" if not line.strip() else "ends too early" if ends else f"is not a condition: {exc.msg}"
         at = len(line.rstrip()) if ends else at
         hint = 'For example: size > "50 KB" and like(type, "uav.*")'
         raise ConditionError(what, at, "Write == to compare" if line[at : at + 1] == "=" else hint) from exc
     except (ValueError, MemoryError, RecursionError) as exc:
-        raise ConditionError("is no condition that can be read: too deep, or strange signs in it", start) from exc
+        raise ConditionError("is not a condition that can be read: too deep, or strange signs in it", start) from exc
     return ConditionReader(line, start, namespaces or {}).read(tree.body)
 
 
@@ -254,7 +254,7 @@ class ConditionReader:
             if not _is_property(right):
                 raise self._no_property(left, right)
             if comparison == "in":
-                raise self._fail(left, "the property stands on the left of `in`")
+                raise self._fail(left, "the property is on the left of `in`")
             left, right, comparison = right, left, _MIRRORED[comparison]
         elif _is_property(right):
             raise self._fail(right, "a property is compared with another one", "Compare it with a text or a quantity")
@@ -312,10 +312,10 @@ class ConditionReader:
             case ast.Subscript(value=ast.Name(id="attribute")):
                 raise self._fail(node, "the name of an attribute is a text", 'For example attribute["area"]')
             case ast.Name(id=name) if name in NAMES:
-                raise self._fail(node, f"{name} is no text", f"For example {_example(name)}")
+                raise self._fail(node, f"{name} is not text", f"For example {_example(name)}")
             case ast.Name(id=name):
                 raise self._fail(node, f"unknown property {name!r}", nearest(name, NAMES))
-        raise self._fail(node, f"{_described(node)} is no property")
+        raise self._fail(node, f"{_described(node)} is not a property")
 
     def _text(self, node: ast.expr) -> str:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):

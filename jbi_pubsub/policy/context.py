@@ -98,9 +98,11 @@ class Addresses:
             try:
                 network = ipaddress.ip_network(text)
             except ValueError as exc:
-                raise ValueError(f"{text!r} is no address or network: {exc}") from exc
+                raise ValueError(f"{text!r} is not an address or network: {exc}") from exc
             if network.version == 6 and network.network_address.ipv4_mapped is not None:
-                raise ValueError(f"{text!r} matches nobody: who comes from such an address counts by its IPv4 address")
+                raise ValueError(
+                    f"{text!r} matches no client: a client with such an address counts by its IPv4 address"
+                )
             networks.append(network)
         self.globs: Final = Globs(globs)
         self.networks: Final[tuple[_IpNetwork, ...]] = tuple(networks)
@@ -346,7 +348,7 @@ def people_of(document: PolicyDocument) -> People:
                 at = document.value(("group", name, number) if isinstance(value, list) else ("group", name))
                 document.error(at, f"unknown group {member[1:]!r}", nearest(member[1:], table))
             elif member == "":
-                document.error(document.value(("group", name, number)), "who has no identity is in no group")
+                document.error(document.value(("group", name, number)), "a client without an identity is in no group")
     for name in _in_cycle(within):
         document.error(document.key(("group", name)), f"group {name!r} is a member of itself, perhaps through others")
     roles = {}
@@ -377,7 +379,7 @@ def patterns(document: PolicyDocument, table: Mapping[str, object], where: Where
         return None
     for text in globs:
         if len(text) > GLOB_MOST:
-            what = f"{key}: {text[:20]!r}... with its {len(text)} characters is no use as a glob"
+            what = f"{key}: {text[:20]!r}... with its {len(text)} characters is of no use as a glob"
             document.error(place, what, f"{GLOB_MOST} at most")
             return None
     return said

@@ -138,7 +138,7 @@ def _checked(found: os.stat_result, path: str) -> list[str]:
     if found.st_mode & stat.S_IWOTH:
         raise failure(path, "everybody may write it", hint=f"chmod o-w {path}")
     if found.st_uid not in (0, os.geteuid()):
-        return [f"{path} belongs to user {found.st_uid}, who can give himself every right"]
+        return [f"{path} belongs to user {found.st_uid}, which can take every right"]
     return []
 
 
@@ -238,4 +238,4 @@ def value_text(value: object) -> str:
         return f"[{', '.join(map(value_text, value))}]"
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{key_text(str(key))} = {value_text(each)}" for key, each in value.items()) + " }"
-    raise TypeError(f"{type(value).__name__} is no value of TOML")
+    raise TypeError(f"{type(value).__name__} is not a value of TOML")

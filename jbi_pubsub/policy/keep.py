@@ -77,7 +77,7 @@ def _rule(document: PolicyDocument, table: Mapping[str, Any], at: Where) -> Keep
             document.error(document.value((*at, key)), f"{key}: {table[key][:60]!r} is too large")
     count, size = bounds["count"], bounds["bytes"]
     if count is not None and count != int(count):
-        document.error(document.value((*at, "count")), f"count: {count:g} is no whole number")
+        document.error(document.value((*at, "count")), f"count: {count:g} is not a whole number")
     return KeepRule(
         name=f"{document.name}:{document.key(at).line}",
         types=types or ("*",),

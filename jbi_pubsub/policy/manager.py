@@ -351,12 +351,12 @@ class AccessManager:
                 found = self._read(self._copy.path, first=True, had_rules=True)
                 self.fault = fault.message
                 log.error(
-                    "%s; the rules of before, kept in %s, are in force until it is mended", fault, self._copy.path
+                    "%s; the rules of before, kept in %s, are in force until it is corrected", fault, self._copy.path
                 )
                 return found
             except PolicyError as exc:
                 why = f"The rules of before can't be used either: {exc.message}"
-        hint = ". ".join(filter(None, (fault.hint, f"Mend it: `jbi policy check {self.path}`", why)))
+        hint = ". ".join(filter(None, (fault.hint, f"Correct it: `jbi policy check {self.path}`", why)))
         raise PolicyError(fault.message, hint=hint, **fault.facts) from fault
 
     def _read(
@@ -377,7 +377,9 @@ class AccessManager:
                 self._reads_policies = True
             else:
                 log.warning(
-                    "%s: says who matters, as it did not when %s began: start that again", self.path, self.component
+                    "%s: has policies for quality of service, which it had not when %s started: start that again",
+                    self.path,
+                    self.component,
                 )
         if self._reads_policies:
             self._read_policies(document, rules)

@@ -375,7 +375,7 @@ class PolicyReader(TableReader):
                 for key, placeholder in _placeholders(policy):
                     if placeholder not in (parameters or ()):
                         hint = nearest(placeholder, parameters or ())
-                        self._error((*where, key), f"{placeholder!r} is no parameter of template {name!r}", hint)
+                        self._error((*where, key), f"{placeholder!r} is not a parameter of template {name!r}", hint)
             found.setdefault(name, (table, parameters or (), at))
         return found
 
@@ -400,7 +400,7 @@ class PolicyReader(TableReader):
         for policy, place in self._tables("policy", table, at):
             for key, placeholder in _placeholders(policy):
                 if key == "when" and re.search(r"[\"'\\]", values.get(placeholder, "")):
-                    self._error((*where, placeholder), f"{placeholder!r} stands in `when`: no quotes in it")
+                    self._error((*where, placeholder), f"{placeholder!r} is used in `when`: it can't have quotes")
             self._filled += sum(map(len, _texts_in(policy))) + NAME_MOST * len(_placeholders(policy))
             if self._filled > FILLED_MOST:
                 break  # the longest that it could become; said by whoever asked

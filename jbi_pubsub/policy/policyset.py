@@ -253,7 +253,7 @@ def review(document: PolicyDocument, rules: Sequence[PolicyRule], now: float | N
     now = time.time() if now is None else now
     for rule in rules:
         if rule.effectivity is not None and rule.effectivity.until is not None and rule.effectivity.until <= now:
-            document.warn(rule.place, f"policy {rule.name!r}: its time is over", "Take it out, or set until anew")
+            document.warn(rule.place, f"policy {rule.name!r}: its time is over", "Remove it, or set a new until")
     _review_shapes(document, rules)
     by_beginning = _ByContext(rules)
     compared = 0

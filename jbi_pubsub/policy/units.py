@@ -42,9 +42,9 @@ def amount(said: object, unit: Unit) -> float:
             if said > QUANTITY_MOST:
                 raise ValueError(f"{_shown(said)} is too large")
             return float(said)
-        raise ValueError(f"{_shown(said)} is no number. For example {EXAMPLES[unit]}")
+        raise ValueError(f"{_shown(said)} is not a number. For example {EXAMPLES[unit]}")
     if not isinstance(said, str):
-        what = "has no unit" if isinstance(said, int | float) and not isinstance(said, bool) else "is no text"
+        what = "has no unit" if isinstance(said, int | float) and not isinstance(said, bool) else "is not text"
         raise ValueError(f"{_shown(said)} {what}. For example {EXAMPLES[unit]}")
     found = _QUANTITY.fullmatch(said)
     factor = _UNITS[unit].get(found[2]) if found else None

@@ -125,7 +125,7 @@ def check_name(name: str) -> None:
     """Raises ConfigurationError."""
     if not NAME.fullmatch(name) or not name.isprintable():
         raise ConfigurationError(
-            f"{name[:100]!r} is no user's name",
+            f"{name[:100]!r} is not a user's name",
             hint="1 to 100 characters without blanks and any of : * ? [ ] { } \" ' \\",
         )
 
@@ -266,7 +266,7 @@ class Directory:
         self._name = unquote(parts.path.lstrip("/"))
         if parts.scheme not in ("ldap", "ldaps") or not parts.netloc or self._name.count("{}") != 1:
             raise ConfigurationError(
-                f"[policy] users {url!r} is no directory",
+                f"[policy] users {url!r} is not a directory",
                 hint="For example ldaps://ldap.example.org/uid={},ou=people,dc=example,dc=org",
                 key="policy.users",
             )

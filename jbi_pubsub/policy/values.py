@@ -26,7 +26,7 @@ def _importance(said: object) -> int:
     if isinstance(said, int) and not isinstance(said, bool) and 1 <= said <= LEVELS:
         return said
     hint = ". Write it without quotes" if isinstance(said, str) and said.isdecimal() else ""
-    raise ValueError(f"{str(said)[:50]!r} is no whole number from 1 (least) to {LEVELS} (most important){hint}")
+    raise ValueError(f"{str(said)[:50]!r} is not a whole number from 1 (least) to {LEVELS} (most important){hint}")
 
 
 def _positive(said: object) -> float:
@@ -121,7 +121,7 @@ def _shares(said: object) -> tuple[float, ...]:
         if level not in map(str, range(1, LEVELS + 1)):
             raise ValueError(f"no importance {level!r}, there is 1 to {LEVELS}")
         if not isinstance(part, int | float) or isinstance(part, bool) or not 0 <= part <= 1:
-            raise ValueError(f"{str(part)[:50]} of importance {level} is no part from 0 to 1")
+            raise ValueError(f"{str(part)[:50]} of importance {level} is not a part from 0 to 1")
         shares[int(level) - 1] = float(part)
     if sum(shares) > 1:
         raise ValueError(f"{sum(shares):g} in sum, more than there is")

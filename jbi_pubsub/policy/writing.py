@@ -126,7 +126,7 @@ def _path_of(document: PolicyDocument, key: str) -> tuple[Where, str]:
     example = 'For example space.strategy, policy.NAME.importance, link.NAME.rate, role."Patrol-1", mission.NAME.active'
     is_near = near and near != kind
     raise PolicyError(
-        f"{key[:NAME_MOST]!r} is no path of a policy file",
+        f"{key[:NAME_MOST]!r} is not a path of a policy file",
         hint=f"Did you mean {near!r}? {example}" if is_near else example,
     )
 
@@ -144,5 +144,5 @@ def _names_of(key: str) -> list[str]:
             found = found[name]
     except (ValueError, RecursionError) as exc:
         hint = 'Names with other signs than letters, digits, - and _ stand in ": role."A b"'
-        raise PolicyError(f"{key[:NAME_MOST]!r} is no path of names with dots between", hint=hint) from exc
+        raise PolicyError(f"{key[:NAME_MOST]!r} is not a path of names with dots between", hint=hint) from exc
     return names

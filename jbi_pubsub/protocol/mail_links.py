@@ -51,7 +51,9 @@ def check_base(base: str) -> str:
     except ValueError:
         good = False
     if not good or parts.query or parts.fragment or "@" in parts.netloc or not _PLAIN.fullmatch(base):
-        raise ConfigurationError(f"[mail] unsubscribe = {base[:200]!r} is no URL that links can begin with", hint=hint)
+        raise ConfigurationError(
+            f"[mail] unsubscribe = {base[:200]!r} is not a URL that links can begin with", hint=hint
+        )
     if len(base) > MAX_BASE:
         raise ConfigurationError(f"[mail] unsubscribe has {len(base)} characters, the limit is {MAX_BASE}", hint=hint)
     return base.rstrip("/")
@@ -70,7 +72,7 @@ def link(base: str, action: LinkAction, request: SubscriptionRequest, recipient:
 def uid_of(token: str) -> str:
     """The subscription that a link's token names. Raises UnknownUidError for what is no token."""
     if not _TOKEN.fullmatch(token):
-        raise UnknownUidError("this is no link of a mail")
+        raise UnknownUidError("this is not a link of a mail")
     return _KIND + _bytes(token)[:_HALF].hex()
 
 

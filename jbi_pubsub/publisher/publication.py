@@ -97,7 +97,7 @@ class RegistrationOptions(NamedTuple):
         """Terms as given, and for what was not given, as [client] says. Raises ConfigurationError."""
         seconds = client.expiration if self.expiration is None else self.expiration
         if not (math.isfinite(seconds) and seconds >= 0):
-            raise ConfigurationError(f"expiration {seconds} is no time", hint="Seconds; 0 is never")
+            raise ConfigurationError(f"expiration {seconds} is not a time", hint="Seconds; 0 is never")
         owner = self.owner or ""
         if len(owner) > MAX_OWNER:
             raise ConfigurationError(f"owner has {len(owner)} characters, the limit is {MAX_OWNER}")

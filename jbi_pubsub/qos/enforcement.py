@@ -176,7 +176,7 @@ class Enforcement:
         """Into the policy file, and in force. Raises PolicyError where another has the say."""
         if self._source is None or (not self._file_says and self.following.has_set):
             raise PolicyError(
-                f"{self.component} follows a policy manager, or nobody: it has no policy file that says who matters",
+                f"{self.component} follows a policy manager, or none: its policy file has no policies of quality",
                 hint="`jbi policy set` without --at asks the manager; or start it with --policy FILE",
             )
         version, changed = self._source.set(key, value, people=people)

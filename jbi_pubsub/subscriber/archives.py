@@ -245,7 +245,7 @@ class ArchiveQueries:
         if not known:
             raise UnknownUidError(
                 f"no archive knows a durable subscription {name!r} of this user",
-                hint="It is its user's who made it, by his certificate or [client] owner, and ends with its lease",
+                hint="It belongs to the user that made it, by certificate or [client] owner, and ends with its lease",
             )
         return known
 

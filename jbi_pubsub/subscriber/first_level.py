@@ -137,8 +137,8 @@ class FirstLevelTemplates:
             if opened is None:
                 raise MetadataError(
                     f"no schema is known for the template's type {wanted}",
-                    hint="Give schema=, or xsi:noNamespaceSchemaLocation with a file beside the template, or add the "
-                    "type to the type repository (`jbi types add`)",
+                    hint="Give schema=, or xsi:noNamespaceSchemaLocation with a file in the folder of the template, or "
+                    "add the type to the type repository (`jbi types add`)",
                 )
         else:
             meant = self._published.meant(name) if name else InformationType()

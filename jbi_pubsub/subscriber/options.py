@@ -289,7 +289,7 @@ def amended_request(
 def object_request(object_id: str) -> QueryRequest:
     """Request for one object. Raises UnknownUidError for what is no id."""
     if not _OBJECT_ID.fullmatch(object_id):
-        raise UnknownUidError(f"{object_id[:64]!r} is no object id", hint="Use the object_id of an object")
+        raise UnknownUidError(f"{object_id[:64]!r} is not an object id", hint="Use the object_id of an object")
     return QueryRequest(object_ids=(object_id,), limit=1)
 
 
@@ -313,7 +313,7 @@ def seconds_of(given: float | None, default: float) -> float:
     """Seconds that a query may take. Raises ConfigurationError."""
     seconds = default if given is None else given
     if not (math.isfinite(seconds) and seconds > 0):
-        raise ConfigurationError(f"timeout {seconds} is no time to wait", hint="Seconds, more than 0")
+        raise ConfigurationError(f"timeout {seconds} is not a time to wait", hint="Seconds, more than 0")
     return seconds
 
 

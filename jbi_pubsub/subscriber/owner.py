@@ -29,7 +29,7 @@ def secret_of(name: str, client: ClientSection) -> str:
     ConfigurationError, StorageError."""
     if not (name.isprintable() and 1 <= len(name) <= MAX_NAME) or name != name.strip():
         raise ConfigurationError(
-            f"durable={name[:MAX_NAME]!r} is no name", hint=f"1 to {MAX_NAME} printable characters, as fusion-1"
+            f"durable={name[:MAX_NAME]!r} is not a name", hint=f"1 to {MAX_NAME} printable characters, as fusion-1"
         )
     own = user_secret(client.owner)
     of = f"{client.user}\n{name}" if client.user and client.password else name  # a name has no line ends

@@ -157,7 +157,7 @@ class Authority:
                     [self._read[path]] = certificates(path.read_text())
             except (ValueError, UnicodeDecodeError) as exc:
                 raise ConfigurationError(
-                    f"{path} is no certificate: {exc}", hint="Restore the folder from a copy, or take that file away"
+                    f"{path} is not a certificate: {exc}", hint="Restore the folder from a copy, or take that file away"
                 ) from exc
             found.append(Issued(self._read[path], revoked.names(self._read[path].holder)))
         return sorted(found, key=lambda each: (each.name, each.certificate.not_before))
@@ -470,7 +470,7 @@ def _address(host: str) -> x509.GeneralName:
     except ValueError:
         if not _HOST.fullmatch(host) or len(host) > 253 or host.replace(".", "").isdigit():
             raise ConfigurationError(
-                f"{host!r} is no host name or IP address",
+                f"{host!r} is not a host name or IP address",
                 hint="Without a port; for example 10.0.0.7 or host.example.org",
             ) from None
     return x509.DNSName(host)

@@ -124,7 +124,7 @@ class DatagramSeal:
         that would give the key away."""
         number = int.from_bytes(data[NUMBER_AT:HEADER_BYTES])
         if number <= self.number or data[SENDER_AT:NUMBER_AT] != self._me:
-            raise ProtocolError(f"datagram {number} can't be sealed behind {self.number}", hint="number it anew")
+            raise ProtocolError(f"datagram {number} can't be sealed behind {self.number}", hint="give it a new number")
         self.number = number
         head = bytearray(data[:HEADER_BYTES])
         head[FLAGS_AT] |= SEALED_FLAG

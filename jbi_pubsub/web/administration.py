@@ -97,8 +97,8 @@ def _page(console: Console, uid: str) -> None:
                     .classes("jbi-grow")
                 )
                 cancel = action("Cancel it")
-            words("p", "Its subscriber is told that something is lost, and gets no more of it, until it subscribes "
-                  "again.", "jbi-note")  # fmt: skip
+            words("p", "Its subscriber gets a loss notice, and no more objects until it subscribes again.",
+                  "jbi-note")  # fmt: skip
         doing = ConfirmedActions(console)
         shown: dict[str, Any] = {}
 
@@ -175,7 +175,7 @@ def _delegate(console: Console, doing: ConfirmedActions, server: Server) -> Show
         state = words("span")
 
         async def drained() -> None:
-            question = f"Drain {title}? It takes no new publishers, and is found by none, until it resumes."
+            question = f"Drain {title}? Until it resumes, it takes no new publishers, and publishers do not find it."
             await doing.do(question, f"{title} is draining; {{:,}} objects still wait.", _drain, console, ref)
 
         async def resumed() -> None:

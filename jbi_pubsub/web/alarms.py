@@ -77,7 +77,7 @@ def _of_server(server: Server) -> Iterator[Alarm]:
         yield Alarm(f"A step failed {counted(count, 'time')}: {step}", title, "The exception is in its log.")
     if server.lookup is not None:
         if server.lookup.store is not None and server.lookup.store.fault:
-            yield Alarm(f"Can't keep its items: {server.lookup.store.fault}", title, "Free space on its disk.")
+            yield Alarm(f"It can't store its items: {server.lookup.store.fault}", title, "Free space on its disk.")
         if server.lookup.events_lost:
             is_now = server.rates.get("events_lost", 0.0) > 0
             lost = counted(server.lookup.events_lost, "event")
@@ -93,7 +93,7 @@ def _of_delegate(server: Server, facts: DelegateOverview) -> Iterator[Alarm]:
             now = f", {per_second(rate)} now" if rate else ""
             yield Alarm(f"{counted(count, 'object')} lost{now}: {cause}", title, remedy(cause), rate > 0, href)
     if facts.mail.fault:
-        yield Alarm(f"Can't keep its mails: {facts.mail.fault}", title, "Free space on its disk.")
+        yield Alarm(f"It can't store its mails: {facts.mail.fault}", title, "Free space on its disk.")
     if facts.mail.away and facts.mail.queued:
         waiting = counted(facts.mail.queued, "mail")
         yield Alarm(f"{waiting} waiting: {facts.mail.away}", title, f"Start the mail server {facts.mail.server}.")

@@ -103,7 +103,7 @@ def _meant(each: msgspec.structs.FieldInfo, text: str) -> Any:
     try:
         return int(text)
     except ValueError:
-        raise ConfigurationError(f"{each.name.replace('_', ' ')}: {text[:40]!r} is no number") from None
+        raise ConfigurationError(f"{each.name.replace('_', ' ')}: {text[:40]!r} is not a number") from None
 
 
 def prefixes_of(text: str) -> dict[str, str]:

@@ -124,7 +124,7 @@ def _structured(body: bytes) -> tuple[dict[str, str], bytes]:
         given = _MEMBERS.decode(body)
         values = {name: msgspec.json.decode(raw) for name, raw in given.items()}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise _bad(f"the body is no event: {exc}"[:300], "A JSON object") from exc
+        raise _bad(f"the body is not an event: {exc}"[:300], "A JSON object") from exc
     if "data" in given and values.get("data_base64") is not None:
         raise _bad("there are data and data_base64", "One of them")
     data, encoded = bytes(given.get("data", b"")), values.pop("data_base64", None)
@@ -134,7 +134,7 @@ def _structured(body: bytes) -> tuple[dict[str, str], bytes]:
         if isinstance(value, float) and value.is_integer():
             value = int(value)  # 1.0 is an integer for JSON Schema
         if name in _REQUIRED and not isinstance(value, str):
-            raise _bad(f"{name} is no text", f"An event needs {', '.join(_REQUIRED)}")
+            raise _bad(f"{name} is not text", f"An event needs {', '.join(_REQUIRED)}")
         if isinstance(value, bool):
             attributes[name] = str(value).lower()
         elif isinstance(value, int) and -(2**31) <= value < 2**31:
@@ -142,12 +142,12 @@ def _structured(body: bytes) -> tuple[dict[str, str], bytes]:
         elif isinstance(value, str):
             attributes[name] = value
         elif value is not None:
-            raise _bad(f"{name[:40]!r} is no text, boolean or integer of 32 bits", "Other values belong to data")
+            raise _bad(f"{name[:40]!r} is not text, boolean or integer of 32 bits", "Other values belong to data")
     if encoded is not None:
         try:
             return attributes, base64.b64decode(encoded, validate=True)
         except (binascii.Error, ValueError, TypeError) as exc:
-            raise _bad("data_base64 is no base64", "RFC 4648") from exc
+            raise _bad("data_base64 is not base64", "RFC 4648") from exc
     kind = attributes.setdefault("datacontenttype", "application/json") if data else ""
     if data and not _JSON.fullmatch(kind):
         if not isinstance(text, str):
@@ -169,7 +169,9 @@ def _check(attributes: Mapping[str, str]) -> None:
         raise _bad(f"{len(attributes)} attributes are too many", f"{ATTRIBUTES_MOST} at most")
     for name, text in attributes.items():
         if not _NAME.fullmatch(name):
-            raise _bad(f"{name[:40]!r} is no name of an attribute", "A small letter, then small letters and digits; 40")
+            raise _bad(
+                f"{name[:40]!r} is not a name of an attribute", "A small letter, then small letters and digits; 40"
+            )
         if not text or len(text) > TEXT_MOST or _FORBIDDEN.search(text):
             raise _bad(f"{name} is empty, too long, or has control characters", f"{TEXT_MOST} characters at most")
     if "time" in attributes and not _TIME.fullmatch(attributes["time"]):
@@ -182,7 +184,7 @@ def _decoded(value: str) -> str:
     try:
         return unquote(plain.encode("latin-1").decode(), errors="strict")
     except UnicodeDecodeError as exc:
-        raise _bad("a header is no UTF-8 when it is decoded", "Percent-encode characters beyond ASCII") from exc
+        raise _bad("a header is not UTF-8 when it is decoded", "Percent-encode characters beyond ASCII") from exc
 
 
 def _kept(metadata: bytes) -> dict[str, str] | None:

@@ -17,10 +17,10 @@ ANSWER_SECONDS: Final = 2.0
 ROWS: Final = 25
 """Rows of a page of a table."""
 NOTES: Final = {
-    "Links": "Members are subscriptions over there that want something, where that is brought alone; saved are the "
-    "copies of objects that did not have to cross for them, as one was enough.",
-    "Members": "Who stands behind the one subscription that a link has to a type: their predicates, and how many have "
-    "each; at the first the highest importance that one of them wishes, and what has crossed for all.",
+    "Links": "Members are the subscriptions on the far side, where only objects that match one are sent. Saved are the "
+    "copies that were not sent, because one copy of an object serves all members.",
+    "Members": "The members of the one subscription that a link has to a type: their predicates, and the number of "
+    "members with each. The first line has the highest importance that a member requests, and the objects sent.",
 }
 
 

@@ -43,8 +43,8 @@ def build(console: Console) -> None:
 
 def _page(console: Console, uid: str, object_id: str) -> None:
     with console.frame("Explain"):
-        words("p", "Why an object is delivered to a subscription, or not: level by level, each condition with what was "
-              "found.", "jbi-note")  # fmt: skip
+        words("p", "This page shows why an object is delivered to a subscription, or not. Each level lists its "
+              "conditions, with the values found.", "jbi-note")  # fmt: skip
         with ui.element("div").classes("jbi-form"):
             chosen = ui.select({}, label="Subscription", with_input=True, new_value_mode=None).classes("jbi-grow")
             typed = ui.input("or its id, or the beginning of it", value=uid).props("maxlength=200").classes("jbi-grow")
@@ -79,7 +79,7 @@ class ExplainForm:
                 value="id" if object_id else "metadata",
             )
             self._which.props('inline aria-label="What object"')
-        self._by_id = ui.input("Object id (known for some seconds after it was published)", value=object_id)
+        self._by_id = ui.input("Object id (known for some seconds after publication)", value=object_id)
         self._by_id.props("maxlength=200").bind_visibility_from(self._which, "value", value="id")
         with ui.element("div").classes("jbi-pair").bind_visibility_from(self._which, "value", value="metadata"):
             self._metadata, self._payload = (
@@ -111,7 +111,7 @@ class ExplainForm:
             ""
             if found
             else f"No delegate or peer publisher knows subscription {wanted}"
-            + (", or none knows that object any more." if is_by_id else ".")
+            + (", or that object is not known any more." if is_by_id else ".")
         )
         self._status.text = "; ".join(errors) or unknown
         with self._answers:
@@ -158,7 +158,9 @@ def answer_of(at: str, facts: Mapping[str, Any]) -> ServerExplanation:
         uid = str(facts["subscription"])
         return ServerExplanation(at, uid, bool(facts["delivered"]), level_rows(facts), condition_rows(facts))
     except (LookupError, TypeError, ValueError, AttributeError) as exc:
-        raise ProtocolError(f"{at} explains what no server of ours says: {type(exc).__name__}") from exc
+        raise ProtocolError(
+            f"{at} gives an explanation that this version does not understand: {type(exc).__name__}"
+        ) from exc
 
 
 def _show(answer: ServerExplanation) -> None:
@@ -166,7 +168,7 @@ def _show(answer: ServerExplanation) -> None:
         words("p", f"{answer.at}: subscription {answer.subscription}", "jbi-note")
         levels = table(
             (("level", "Level"), ("holds", "Holds"), ("why", "Because")),
-            empty="Nobody publishes here now",
+            empty="No publisher is registered here now",
             whole=("level",),
             searched=False,
         )

@@ -391,7 +391,7 @@ class Observer:
         if kind == "unknown":  # an address alone: a lookup service has no overview
             said: Any = client.call("status", dict[str, Any]).get("kind")
             if said not in KINDS:
-                raise ProtocolError(f"{', '.join(ref.endpoints)} is no server of ours: {str(said)[:50]!r}")
+                raise ProtocolError(f"{', '.join(ref.endpoints)} is not a server of ours: {str(said)[:50]!r}")
             kind = watched.kind = "rti" if said == "rti link" else said
         told: dict[str, Any] = client.call("status" if kind in ("lookup", "rti") else "overview", dict[str, Any])
         return harmless(told), checked(told, ref)
@@ -504,7 +504,7 @@ def checked(told: Mapping[str, Any], ref: ServiceRef) -> Facts:
         return converted(harmless(told), KINDS[str(told.get("kind"))])
     except (KeyError, msgspec.ValidationError, RecursionError) as exc:
         at = ", ".join(ref.endpoints)
-        raise ProtocolError(f"{at} says of itself what no server of ours says: {str(exc)[:200]}") from exc
+        raise ProtocolError(f"{at} gives a status that this version does not understand: {str(exc)[:200]}") from exc
 
 
 def harmless(value: Any, characters: int = TEXT_MOST) -> Any:

@@ -248,7 +248,9 @@ class EventFeeds:
         """Raises UnknownUidError."""
         feed = self._feeds.get(key)
         if feed is None or feed.is_ending:
-            raise UnknownUidError(f"no subscription {key[:40]!r}", hint="It has ended, or nobody has read it for long")
+            raise UnknownUidError(
+                f"no subscription {key[:40]!r}", hint="It has ended, or no client has read it for long"
+            )
         return feed
 
     async def end(self, feed: EventFeed) -> None:

@@ -205,7 +205,7 @@ class Gate:
         """A page that leads on, not a redirect: a strict cookie is not sent with one that another site has begun."""
         given = parse_qs(scope["query_string"].decode("ascii", "replace")).get("token", [""])[0]
         if not hmac.compare_digest(given.encode(), self.token.encode()):
-            await _say(send, 403, "That token has been used, or never was one. `jbi web` has printed the next address.")
+            await _say(send, 403, "This token has been used, or is not valid. `jbi web` has printed the next address.")
             return
         self.token = secrets.token_urlsafe(32)
         cookie = self._begin(Session(self._clock()))
@@ -261,7 +261,7 @@ class _RequestBody:
             body += bytes(message.get("body", b""))
             if not message.get("more_body"):
                 return body
-        raise HTTPException(400, "The request has not come whole.")
+        raise HTTPException(400, "The request is incomplete.")
 
 
 class _PageResponse:

@@ -87,7 +87,9 @@ class Gateway(HttpServer):
                 hint="Set [gateway] token to a file: it is made with a secret in it, which clients send",
             )
         if len(section.delegate) not in (0, 2):
-            raise ConfigurationError("[gateway] delegate is no pair", hint='For example delegate = ["alpha", "rome"]')
+            raise ConfigurationError(
+                "[gateway] delegate is not a pair", hint='For example delegate = ["alpha", "rome"]'
+            )
         token = user_secret(section.token, "the gateway's token", "[gateway] token") if section.token else ""
         super().__init__(config, section.host, section.port, section="gateway", ended=ended)
         self._names = names_of((section.host, socket.gethostname(), *section.names))
@@ -164,7 +166,7 @@ class Gateway(HttpServer):
             reply = problem_reply(WireError("the gateway ends", hint="Come again"), 503)
         except Exception:
             log.exception("the gateway failed at %s", ascii(scope["path"])[:200])
-            reply = problem_reply(JbiError("the gateway failed", hint="Its log says at what"))
+            reply = problem_reply(JbiError("the gateway failed", hint="Its log has the error"))
         if reply is not None and not has_begun:  # else the connection is cut: its client sees that this was not the end
             await self._write(send, reply, peer_of((scope["client"] or ("",))[0]))
 
@@ -199,7 +201,7 @@ class Gateway(HttpServer):
                 raise RefusedError(
                     405,
                     ArgumentError(
-                        f"{scope['method'][:20]} is not for this path", hint=f"It takes {', '.join(methods)}"
+                        f"{scope['method'][:20]} is not for this path", hint=f"Allowed: {', '.join(methods)}"
                     ),
                     (("allow", ", ".join(methods)),),
                     title="Method not allowed",
@@ -275,7 +277,7 @@ class Gateway(HttpServer):
         try:
             return from_json(operation.body, whole)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-            raise ArgumentError(f"the body is no {operation.body.__name__}: {exc}"[:300]) from exc
+            raise ArgumentError(f"the body is not a {operation.body.__name__}: {exc}"[:300]) from exc
 
     async def _live(self, receive: Receive, send: Send) -> None:
         while True:

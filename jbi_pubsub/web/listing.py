@@ -372,7 +372,7 @@ _EXT: Final = (
     Operation(
         "openSubscription", "POST", "/v1/types/{type}/{version}/subscriptions", "ext",
         "Subscribe, to be read by nextObjects; it ends when nobody reads it for 30 s",
-        (OperationAnswer(201, "It stands", Subscribed),), _SUBSCRIBING,
+        (OperationAnswer(201, "The subscription is registered", Subscribed),), _SUBSCRIBING,
     ),
     Operation(
         "nextObjects", "GET", "/v1/subscriptions/{subscription}/next", "ext", "The next objects, as soon as there are any",

@@ -23,7 +23,7 @@ from .plots import SeriesPlot
 ROWS: Final = 25
 """Rows of a page of a table."""
 PLOTS: Final = (
-    ("Sent again, in percent of the datagrams sent", "again"), ("Lost of the worst node, in percent", "loss"),
+    ("Sent again, percent of datagrams sent", "again"), ("Loss of the worst node, percent", "loss"),
     ("Datagrams sent per second", "sent"), ("Datagrams received per second", "received"),
 )  # fmt: skip
 
@@ -91,8 +91,8 @@ class _NetworksPage:
                 self._wide = Canvas()
             with ui.element("div").classes("jbi-narrow"):
                 self._narrow = Canvas()
-            words("p", "On the arrows: datagrams sent per second, and the part of each node's datagrams that did not "
-                  "come lately. What is lost is asked for again.", "jbi-note")  # fmt: skip
+            words("p", "Arrows show the datagrams sent per second, and the recent share of each node's datagrams "
+                  "that was lost. Lost datagrams are requested again.", "jbi-note")  # fmt: skip
             with region("Links"):
                 self._links = table(
                     (("name", "Network"), ("place", "Where"), ("nodes", "#Nodes"), ("sent", "#Sent"),
@@ -103,7 +103,7 @@ class _NetworksPage:
                 self._peers = table(
                     (("name", "Node"), ("id", "Id"), ("network", "Network"), ("heard", "#Last heard"),
                      ("loss", "#Lost"), ("registrations", "#Registrations"), ("roles", "Does"),
-                     ("addresses", "Addresses")), empty="Nobody is heard", rows=ROWS,
+                     ("addresses", "Addresses")), empty="No other node is heard", rows=ROWS,
                 )  # fmt: skip
                 self._unseen = words("p", "", "jbi-note")
             with ui.element("div").classes("jbi-plots"):
@@ -127,7 +127,7 @@ class _NetworksPage:
             tell(self._problem, shot.problem or note, calm=not shot.problem)
             return
         server, told = chosen
-        twin = f"{server.title}: another node speaks under its id, of which one has to stop" if told.twin else ""
+        twin = f"{server.title}: another node uses its id: stop one of the two" if told.twin else ""
         tell(self._problem, server.error or "; ".join(filter(None, (twin, *told.troubles))))
         self._wide.show(network_picture(server, told))
         self._narrow.show(network_picture(server, told, narrow=True))

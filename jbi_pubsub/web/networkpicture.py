@@ -44,7 +44,7 @@ def network_picture(server: Server, told: NetworksStatus, *, narrow: bool = Fals
     lines = (
         server.title,
         counted(told.nodes, "node") + " heard",
-        *(["a twin speaks under its id"] if told.twin else []),
+        *(["another node uses its id"] if told.twin else []),
     )
     drawing.box(0, at, NARROW if narrow else _BOX, _TALL, lines, kind=f"server {'bad' if told.twin else 'ok'}")
     for link, peers, y in tops:
@@ -60,7 +60,7 @@ def state_of_link(link: NetworkStatus, peers: Sequence[PeerStatus]) -> tuple[str
     if link.trouble:
         return "bad", link.trouble
     if not link.neighbours:
-        return "warn", "nobody is heard"
+        return "warn", "no other node is heard"
     if any(each.loss > LOSS_MUCH for each in peers):
         return "warn", "loses much"
     return "ok", ""

@@ -36,7 +36,9 @@ LINES: Final = 40
 """Lines of the log that are shown."""
 TEXT_MOST: Final = 200
 """Characters of what the node tells in one place."""
-NO_NODE: Final = "No node runs in this federation: a delegate alone is none. The command jbi node start starts one."
+NO_NODE: Final = (
+    "No node runs in this federation; a delegate alone is not a node. The command jbi node start starts one."
+)
 NO_USERS: Final = "No password file: [policy] users of this console's configuration names it"
 SETTINGS: Final = (
     "log.level", "log.syslog", "log.journald", "log.file_bytes", "node.statistics_seconds",
@@ -101,11 +103,11 @@ class _Page:
         with region("Sequences"):
             self.sequences = table(
                 (("id", "Id"), ("role", "Role"), ("of", "Type or template"), ("published", "#Published"),
-                 ("delivered", "#Delivered"), ("lost", "#Lost"), ("look", "Look on")),
+                 ("delivered", "#Delivered"), ("lost", "#Lost"), ("look", "Watch")),
                 empty="No sequence", whole=("id",), rows=ROWS,
             )  # fmt: skip
-            _button(self.sequences, "look", "look", "Look on")
-            self.looking = words("p", "Look on at one to see what it publishes or gets.", "jbi-note")
+            _button(self.sequences, "look", "look", "Watch")
+            self.looking = words("p", "Watch a sequence to see its objects: published or received.", "jbi-note")
             self.seen = table(
                 (("id", "Id"), ("type", "Type"), ("size", "#Payload"), ("metadata", "Metadata")),
                 empty="No object has come yet", whole=("id",), lines=("metadata",),
@@ -141,7 +143,7 @@ class _Page:
                 self.key = ui.select(list(SETTINGS), value=SETTINGS[0], label="Setting")
                 self.value = ui.input("Value", value="info").props("maxlength=200")
                 action("Set it", on_click=self._set)
-            words("p", "It holds until the node is started again; others are taken from its jbi.toml.", "jbi-note")
+            words("p", "A change holds until the node starts again. For other settings, edit its jbi.toml.", "jbi-note")
         with region("Log"):
             self.log = words("pre", "", "jbi-code").props('tabindex=0 aria-label="Log"')
         with region("End"):
@@ -167,7 +169,7 @@ class _Page:
             told = await self.console.call(self._asked, self._ref)
             told.rates.update({f"{name} a second": f"{rate:.1f}" for name, rate in chosen.rates.items()})
         except ProtocolError as exc:
-            problem, is_node = f"{chosen.title} is no node of this version: {exc.message}", False
+            problem, is_node = f"{chosen.title} is not a node of this version: {exc.message}", False
         except JbiError as exc:
             problem = said(exc)
         tell(self.problem, problem)
@@ -240,7 +242,7 @@ class _Page:
         except ConfigurationError as exc:
             self.doing.tell(f"Not done: {said(exc)}")
             return
-        await self._users(f"Let {name} in by that password?", f"{name} is a user.", lambda all_: all_.update(
+        await self._users(f"Add user {name} with that password?", f"{name} is a user.", lambda all_: all_.update(
             {name: Account.of(name, password)}
         ))  # fmt: skip
         self.password.value = ""
@@ -252,7 +254,9 @@ class _Page:
             if accounts.pop(name, None) is None:
                 raise UnknownUidError(f"there is no user {name[:100]}")
 
-        await self._users(f"Remove user {name}? What he has stands no longer.", f"{name} is no user any more.", drop)
+        await self._users(
+            f"Remove user {name}? Their registrations and subscriptions end.", f"{name} is removed.", drop
+        )
 
     async def _users(self, question: str, done: str, change: Callable[[dict[str, Account]], None]) -> None:
         def changed(ref: ServiceRef) -> None:
@@ -292,16 +296,20 @@ class _Page:
             with self._calls(ref) as calls:
                 wanted = calls.snooped(uid)
             self.console.objects.watch(uid, "", wanted.terms, registration=wanted.registration)
-            return "; its template says more: what its type and predicate allow comes" if wanted.says_more else ""
+            return (
+                "; its template has more conditions: all objects of its type and predicate are shown"
+                if wanted.says_more
+                else ""
+            )
 
         try:
             await self._leave()
             more = await self.console.call(begin)
         except JbiError as exc:
-            self.doing.tell(f"Not looked on: {said(exc)}")
+            self.doing.tell(f"Not watched: {said(exc)}")
             return
         self._looks_on = uid
-        self.doing.tell(f"Looking on at {uid}{more}")
+        self.doing.tell(f"Watching {uid}{more}")
         if ui.context.client.is_deleted:  # the page was left meanwhile
             await self._leave()
 

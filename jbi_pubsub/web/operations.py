@@ -183,7 +183,7 @@ class OperationTable:
                 {"name": "capi", "description": "The calls of the Common API; sequences are resources"},
                 {
                     "name": "ext",
-                    "description": "What there is besides: objects, subscriptions, queries without sequences",
+                    "description": "In addition: objects, subscriptions, and queries without sequences",
                 },
             ],
             "security": [{}, {"token": []}, {"user": []}],

@@ -181,7 +181,7 @@ def _servers(console: Console) -> None:
                 (("left", "#Seconds left"), ("kind", "Holder"), ("name", "Name"), ("server", "At")),
                 empty="No leases are held", rows=10,
             )  # fmt: skip
-            words("p", "Renewed at 2/5 of their term: one that keeps getting shorter is of somebody who has gone.",
+            words("p", "Leases are renewed at 2/5 of their term. One that only gets shorter belongs to a dead client.",
                   "jbi-note")  # fmt: skip
         with region("Mail"):
             mail = table(
@@ -336,7 +336,7 @@ def _plots(console: Console) -> None:
         with ui.element("div").classes("jbi-plots"):
             for title, names in plots:
                 charts.append((SeriesPlot(title), names))
-        words("p", "What waits in a queue is not in the delay; the age of objects on arrival is on the page Objects.",
+        words("p", "The delay is without the time in a queue. The page Objects shows the age of objects on arrival.",
               "jbi-note")  # fmt: skip
 
         def look() -> None:

@@ -301,7 +301,7 @@ class Panels:
             self._number += 1
             name = panel.name or f"{role} {self._number}"
             if name in self._standing:
-                raise ConfigurationError(f"there is a panel {name[:60]!r} already", hint="Name it otherwise")
+                raise ConfigurationError(f"there is a panel {name[:60]!r} already", hint="Give another name")
             standing = self._standing[name] = _OpenPanel(name, panel)
             self._counts.pop(name, None)
             self._counts[name] = Counter()
@@ -590,7 +590,7 @@ def _resolved(path: Path, panel: PublisherPanel) -> PublisherPanel:
     if panel.payload_file:
         file = path.parent / panel.payload_file
         if not file.is_file():
-            raise ConfigurationError(f"script {path}: payload_file {file} is no file")
+            raise ConfigurationError(f"script {path}: payload_file {file} is not a file")
         given["payload_file"] = str(file)
     return msgspec.structs.replace(panel, **given)
 
@@ -605,4 +605,4 @@ def _text(path: Path) -> str:
     except OSError as exc:
         raise ConfigurationError(f"{path}: {exc.strerror or exc}", hint="Paths are from the script's folder") from exc
     except UnicodeDecodeError as exc:
-        raise ConfigurationError(f"{path} is no text in UTF-8: {exc}"[:300]) from exc
+        raise ConfigurationError(f"{path} is not text in UTF-8: {exc}"[:300]) from exc

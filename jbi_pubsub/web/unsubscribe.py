@@ -222,24 +222,27 @@ def _network(address: str) -> str:
 # -- what people read: fixed text, and a subscription's id, which is hexadecimal ----------------------------------
 
 _ASKED: Final[dict[LinkAction, tuple[str, str]]] = {
-    "unsubscribe": ("Unsubscribe", "Nothing has changed yet. Press the button to get no more of this mail."),
+    "unsubscribe": ("Unsubscribe", "Nothing has changed yet. Press the button to stop this mail."),
     "renew": ("Renew", "Nothing has changed yet. Press the button to have this subscription go on."),
 }
 _DONE: Final[dict[LinkAction, tuple[str, str]]] = {
-    "unsubscribe": ("Unsubscribed", "You get no more mail of this subscription. What was under way may still arrive."),
+    "unsubscribe": (
+        "Unsubscribed",
+        "You get no more mail of this subscription. Mail that is already on its way may still arrive.",
+    ),
     "renew": ("Renewed", "This subscription goes on. You are reminded again before it ends."),
 }
 _PARTLY: Final = (
     "Unsubscribed",
-    "The delegates that have answered send you no more of this mail. If some still comes, open the link again.",
+    "The delegates that have answered send you no more of this mail. If mail still arrives, open the link again.",
 )
 _ENDED: Final = ("Ended", "No mail is sent by this link any more: its subscription has ended, or you have left it.")
-_AWAY: Final = ("Not now", "Nobody has answered who could do it. Please open the link again in some minutes.")
-_BUSY: Final = ("Not now", "Too much is under way. Please press the button again in some seconds.")
+_AWAY: Final = ("Not now", "No server that could do it has answered. Please open the link again in some minutes.")
+_BUSY: Final = ("Not now", "The server is busy. Please press the button again in some seconds.")
 _TOO_MANY: Final = ("Too many requests", "Please try again in some seconds.")
 _TOO_LARGE: Final = ("Too large", f"A request has at most {BODY_MOST} bytes.")
 _NOT_ASKED: Final = ("Nothing has changed", "The request does not say List-Unsubscribe=One-Click. Use the button.")
-_NO_LINK: Final = ("No such link", "This is no link of a mail, or not the whole of one.")
+_NO_LINK: Final = ("No such link", "This is not a link of a mail, or not the whole of one.")
 
 _HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'self';"

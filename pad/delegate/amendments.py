@@ -45,7 +45,9 @@ class Amendments:
         get what is kept of topics that it has had nothing of. Raises as `subscribe`; it has the old terms then."""
         changed = amended(known.request, other.request)
         if changed is None:
-            raise ConfigurationError(f"subscription {known.uid} stands here with other terms", hint="Cancel it first")
+            raise ConfigurationError(
+                f"subscription {known.uid} is registered here with other terms", hint="Cancel it first"
+            )
         if changed == known.request:
             return None
         former, other.request, other.contract = copy(known), changed, known.contract

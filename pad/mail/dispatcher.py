@@ -348,6 +348,6 @@ def _told(said: str, server: MailServer, queue: MailQueue, reminders: int, *, is
         end = "are lost at a stop without [pad] state"
     elif volatile:
         end = f"survive a stop, but for {volatile} of subscriptions that are bound to their process"
-    also = f" ({reminders} reminders beside them)" if reminders else ""
+    also = f" ({reminders} reminders in addition)" if reminders else ""
     told = f"the mail server {server.address} {said}: {server.reachability.away}"
     return f"{told}; {waiting} mails wait for it{also}, and {end}"

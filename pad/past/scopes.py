@@ -191,7 +191,7 @@ def check_query(request: QueryRequest) -> None:
     if request.least_payload > request.most_payload:
         raise ConfigurationError("least_payload is more than most_payload")
     if not (math.isfinite(request.timeout) and request.timeout >= 0):
-        raise ConfigurationError(f"timeout {request.timeout} is no number of seconds")
+        raise ConfigurationError(f"timeout {request.timeout} is not a number of seconds")
     if request.language != "xpath":
         raise ConfigurationError(
             f"archives are asked in XPath, not in {request.language[:40]!r}", hint="Leave the language out"

@@ -81,7 +81,7 @@ def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Valu
     )
     return Result(
         study="aggregation",
-        question="What do domains save, when an object goes to each domain once, whoever wants it there?",
+        question="What do domains save, when an object goes to each domain once, for all subscribers there?",
         facts=(
             ("without domains", f"{copies:,} copies, {size:,} bytes, to {counted(subscribers, 'subscriber')}"),
             *(

@@ -247,7 +247,7 @@ def _assigned(loads: Sequence[_Load], assignments: Mapping[str, Mapping[str, str
     columns = tuple((name.replace(" ", "_"), "integer") for name in assignments)
     return ResultTable(
         name="assignment",
-        title="Registrations shared out anew",
+        title="Registrations distributed again",
         columns=(("registration", "text"), ("publisher", "text"), ("type", "text"), ("work", "integer"), *columns),  # type: ignore[arg-type]  # the kinds are literals
         rows=tuple(
             (

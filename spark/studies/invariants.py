@@ -116,8 +116,8 @@ def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Valu
                     ("spared", "integer"),
                 ),
                 rows=tuple(moves),
-                note="false_for: registrations for whose objects it is never true. spared: their publications, which "
-                "the predicate would not be asked about.",
+                note="false_for: registrations for whose objects it is never true. spared: their publications, for "
+                "which the predicate would not be evaluated.",
             ),
         ),
         plots=(

@@ -115,7 +115,7 @@ def check_rejects(rejected: int, rejects: Sequence[Reject], most: int) -> None:
         raise StudyError(
             f"{counted(rejected, 'row')} could not be read, more than {most:,}; the first, of {first.table}: "
             f"{first.row}: {first.reason}"[:600],
-            hint="Mend the input, or raise --max-rejects",
+            hint="Correct the input, or raise --max-rejects",
             rejected=rejected,
         )
 
@@ -180,7 +180,7 @@ def data_in(folder: Path) -> Data:
     """A data set. Raises StudyError for what is none, or not finished, and where PyArrow is missing."""
     report.parquet_present()
     if not dataset.is_dataset(folder):
-        raise StudyError(f"{folder} is no data set", hint="`jbi study export` and `jbi study generate` make one")
+        raise StudyError(f"{folder} is not a data set", hint="`jbi study export` and `jbi study generate` make one")
     rejects: list[Reject] = []
     if (folder / "rejects").is_dir():
         rejects += [_reject(row) for row in _rows(folder / "rejects")]

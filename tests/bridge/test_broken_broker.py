@@ -154,7 +154,7 @@ def test_a_broker_that_sends_what_is_no_mqtt_is_connected_to_anew(
     assert broker.acknowledged == []
     heard.untaken = 0
     eventually(lambda: broker.acknowledged[-1:] == [(1, 7)])
-    told = ("sends what is no MQTT", "Protocol error", "Unspecified error")  # some of it paho notices itself
+    told = ("sends bytes that are not MQTT", "Protocol error", "Unspecified error")  # some of it paho notices itself
     assert any(each in caplog.text for each in told)
 
 

@@ -241,7 +241,7 @@ def test_enumerations() -> None:
         ("HLAfloat64BE", "", {"step": math.nan}, "no numbers"),
         ("HLAfloat64BE", "", {"step": math.inf}, "no numbers"),
         ("HLAfloat64BE", "", {"origin": 1.0}, "origin without a step"),
-        ("HLAfloat64BE", "", {"table": {}, "step": 1.0}, "a table beside"),
+        ("HLAfloat64BE", "", {"table": {}, "step": 1.0}, "a table together with"),
         ("HLAoctet", "", {"table": {"1": 256}}, "'256', which HLAoctet does not have"),
         ("HLAinteger16BE", "", {"table": {"1": "x"}}, "'x', which HLAinteger16BE does not have"),
         ("HLAinteger16BE", "HLAboolean", {"table": {"1": "true"}}, "'true', which HLAboolean does not have"),

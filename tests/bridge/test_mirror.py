@@ -276,7 +276,7 @@ def test_an_expiration_that_is_no_time_is_no_registration(said: str) -> None:
     described = InformationType(name="a", version="1.0").rep()
     ref = ServiceRef("0" * 32, "subscriptions", ("127.0.0.1:1",), ())
     item = ServiceItem("registration-1", (PUBLISHER_TYPE,), ref, (described, ExpirationEntry(seconds=said).rep()))
-    with pytest.raises(EntryError, match="expiration is no time"):
+    with pytest.raises(EntryError, match="expiration is not a time"):
         listed.listed(item, has_left=False)
 
 

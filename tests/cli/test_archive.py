@@ -131,7 +131,7 @@ def test_nothing_is_deleted_without_a_word(jbi: Jbi) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("delete",), "nothing is said"),
+        (("delete",), "no objects are named"),
         (("delete", "--all", "--type", "x"), "--all does not go"),
         (("delete", "--positions", "3-1"), "no positions"),
         (("delete", "--positions", "x"), "no positions"),
@@ -139,14 +139,14 @@ def test_nothing_is_deleted_without_a_word(jbi: Jbi) -> None:
         (("delete", "--type", "Intel_Imagory", "--yes"), "no archive has objects of type Intel_Imagory"),
         (("delete", "--until", "noon", "--yes"), "for two hours ago"),
         (("status", "--at", "127.0.0.1:1", "--folder", "."), "--at asks a server"),
-        (("check", "--folder", "."), "no archive's folder"),
-        (("status", "--folder", "nowhere"), "no archive's folder"),
-        (("export", "--folder", ".", "x.jsonl"), "no archive's folder"),
-        (("rebuild", "--folder", "."), "no archive's folder"),
+        (("check", "--folder", "."), "not an archive's folder"),
+        (("status", "--folder", "nowhere"), "not an archive's folder"),
+        (("export", "--folder", ".", "x.jsonl"), "not an archive's folder"),
+        (("rebuild", "--folder", "."), "not an archive's folder"),
         (("export", "x.csv"), ".jsonl for JSON lines"),
         (("export", "there.jsonl"), "is there already"),
         (("import", "there.txt"), ".jsonl for JSON lines"),
-        (("import", "there.parquet"), "no Parquet"),
+        (("import", "there.parquet"), "not Parquet"),
         (("statsu",), "status"),
     ],
 )
@@ -391,7 +391,7 @@ def test_damage_in_a_folder_is_found_and_changes_nothing(jbi: Jbi, pad: Dissemin
     # Expect each to be named, and all to be as it was
     assert shown.code == 1
     assert "archive.db is damaged" in shown.out
-    assert "9.pack is no pack, or damaged" in shown.out
+    assert "9.pack is not a pack, or damaged" in shown.out
     assert log.read_bytes() == data
 
 

@@ -74,7 +74,7 @@ def test_what_ends_soon_is_renewed_by_a_timer(said: Callable[..., Any], tmp_path
     [
         (["issue", "alpha"], "Make one with `jbi certs init`, or name its folder with --folder"),
         (["issue", "../x", "--folder", "made"], "can't be called '../x'"),
-        (["issue", "a", "--address", "10.0.0.1:4160", "--folder", "made"], "no host name or IP address"),
+        (["issue", "a", "--address", "10.0.0.1:4160", "--folder", "made"], "not a host name or IP address"),
         (["init", "made"], "has an authority already"),
         (["init", "other", "--name", "\x1b[2J"], "can't be called"),
         (["init", "other", "--passphrase-file", "nowhere"], "passphrase file nowhere: No such file"),

@@ -627,7 +627,7 @@ def test_what_servers_that_run_keep_and_whom_they_let_in(
     assert (lookup["state"], "keeps nothing on disk" in lookup["found"]) == ("ok", True)
     assert delegate["found"] == f"{at} keeps e-mail subscriptions in {tmp_path}/state, what is published in {archive}"
     lookup, delegate = findings("policy", *flags)
-    assert "everybody who can connect may do everything" in lookup["found"]
+    assert "each client that can connect may do everything" in lookup["found"]
     assert (delegate["state"], delegate["found"]) == ("ok", f"{at}: 1 access rule of {rules}")
     # When a rule asks for what a type that is published does not have
     rules.write_text("[[access]]\n[[access]]\naction = 'subscribe'\nallow = false\nwhere = '//Aera'\n")

@@ -214,7 +214,7 @@ def test_where_nobody_publishes_any_more_the_explanation_says_so(
     explained[0].close()
     answer = said(*flags, "explain", explained[1], "--metadata", FIGURE_1)
     assert answer.code == 0
-    assert "nobody publishes here now" in answer.out
+    assert "no publisher is registered here now" in answer.out
 
 
 def test_a_subscription_that_stands_nowhere_is_told_why(

@@ -239,4 +239,4 @@ def test_what_is_no_lookup_service_is_said_to_be_none(federation: Any, said: Cal
     # Expect that, not the name of a method
     assert answer.code == 1
     assert answer.is_one_line(), answer
-    assert f"{pad.address} is no lookup service" in answer.err
+    assert f"{pad.address} is not a lookup service" in answer.err

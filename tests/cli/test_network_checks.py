@@ -46,13 +46,14 @@ def test_a_network_on_which_others_are_heard_is_well() -> None:
     [
         (
             NetworksStatus(links=[link()]), "warning",
-            "network lab (239.1.1.1 port 4162 on lo): nobody is heard, up for 5m00s", "[network.lab] group and port",
+            "network lab (239.1.1.1 port 4162 on lo): no other node is heard, up for 5m00s",
+            "[network.lab] group and port",
         ),
         (
-            NetworksStatus(links=[link()], faults={SealFault.FORGED: 7}), "warning", "nobody is heard",
+            NetworksStatus(links=[link()], faults={SealFault.FORGED: 7}), "warning", "no other node is heard",
             "the same file as [network.lab] key",
         ),
-        (NetworksStatus(links=[link(plugin="tcp")]), "warning", "nobody is heard", "[network.lab] peers"),
+        (NetworksStatus(links=[link(plugin="tcp")]), "warning", "no other node is heard", "[network.lab] peers"),
         (
             NetworksStatus(links=[link(neighbours=1, trouble="eth7: No such device")]), "warning",
             "network lab: eth7: No such device", "ip -br address",
@@ -81,7 +82,7 @@ def test_a_node_that_was_just_started_misses_nobody() -> None:
 def test_a_twin_is_a_failure_and_what_the_bridge_can_not_do_a_warning() -> None:
     twin, trouble, ok = found(NetworksStatus(links=[link(neighbours=1)], twin=True, troubles=["no schema of x"]))
     assert (twin.state, trouble.state, ok.state) == ("failure", "warning", "ok")
-    assert "another node speaks under its id" in twin.found
+    assert "another node uses its id" in twin.found
     assert "identity.json" in twin.advice
     assert trouble.found == "node alpha at 127.0.0.1:9: no schema of x"
     # When it goes on under another id; Expect to be told to start it again
@@ -96,4 +97,4 @@ def test_a_twin_is_a_failure_and_what_the_bridge_can_not_do_a_warning() -> None:
 def test_without_networks_nothing_is_said_of_them_and_nonsense_is_no_fault_of_ours() -> None:
     assert found(None) == [Finding("networks", "skipped", "no node with networks found")]
     [finding] = found({"links": [{"sent": -1}]})
-    assert (finding.state, "no node of ours tells" in finding.found) == ("warning", True)
+    assert (finding.state, "that this version does not understand" in finding.found) == ("warning", True)

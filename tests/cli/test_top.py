@@ -94,7 +94,7 @@ def test_networks_tell_what_goes_over_them_and_who_is_heard() -> None:
     [row] = [dict(zip((c.head for c in links.columns), map(str, row), strict=True)) for row in links.rows]
     assert (row["network"], row["at"], row["nodes"], row["sent"]) == ("lab", "node rome", "3", "1,200")
     assert (row["again"], row["rate"], row["sent/s"]) == ("12.5 %", "2 MB/s", "-")
-    assert row["trouble"] == "eth7; a twin speaks under its id"
+    assert row["trouble"] == "eth7; another node uses its id"
     assert [str(cell) for cell in peers.rows[0]][:6] == ["bravo", "bbbbbbbb", "lab", "1.3 s", "30.0 %", "2"]
     assert peers.title == "3 more are not told"
     # When nobody has any; Expect how to have one

@@ -51,12 +51,12 @@ def test_service_is_exported_found_by_a_trader_and_withdrawn(
     [
         (("query", "demo.Camera", "pixels = 3"), "position 8"),
         (("query", "demo.Camera", "--prefer", "best"), "no preference"),
-        (("export", "demo.Camera", "name", *OF_CAMERA), "no NAME=VALUE"),
+        (("export", "demo.Camera", "name", *OF_CAMERA), "not NAME=VALUE"),
         (("export", "demo.Camera", "pixels=many", "name=x", *OF_CAMERA), "Its kind is long"),
         (("export", "demo.Camera", "pixels=3", *OF_CAMERA), "lacks name"),
         (("export", "demo.Camera", "name=x", "size=3", *OF_CAMERA), "has no property 'size'"),
         (("export", "demo.Camera", "--property", "integer x"), "no property"),
-        (("export", "demo.Camera", "--parent", "demo.Nothing"), "nobody offers"),
+        (("export", "demo.Camera", "--parent", "demo.Nothing"), "no offer has service type"),
     ],
 )
 def test_bad_words_are_refused_in_one_line(

@@ -116,7 +116,7 @@ def test_an_attribute_needs_no_marks(types: Said) -> None:
         (("add", "other.xsd", "--name", "report"), 1, "with schema"),
         (("add", "speed.xsd"), 1, "does not say what is invariant"),
         (("add", "report.xsd", "--name", "x", "--parent", "ghost"), 1, "no type ghost"),
-        (("add", "report.xsd", "--name", "a\x1b[2Jb"), 1, "is no name and version"),
+        (("add", "report.xsd", "--name", "a\x1b[2Jb"), 1, "is not a name and version"),
         (("add", "report.xsd", "--name", "x", "--description", "\x1b[2J"), 2, "can't be printed"),
         (("add", "two.xsd", "--attribute"), 1, "--root"),
         (("add", "nothing.xsd"), 2, "does not exist"),
@@ -171,7 +171,7 @@ def test_where_there_is_no_repository(said: Said, federation: Any, monkeypatch: 
         )
     assert "(bravo, rome)" in err
     assert "has no type repository" in said("list", at=pad.address)[2]
-    assert "is no delegate" in said("list", at=federation.lookups[0].address)[2]
+    assert "is not a delegate" in said("list", at=federation.lookups[0].address)[2]
 
 
 def test_a_new_schema_is_tried_on_documents(said: Said, tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ def test_no_document_of_a_stranger_leaves_the_folder(tmp_path: Path, name: str) 
     try:
         _write_documents(bundle, inside)
     except JbiError as exc:
-        assert "no name for a file" in str(exc)  # noqa: PT017  # one of two good ends
+        assert "not a name for a file" in str(exc)  # noqa: PT017  # one of two good ends
     outside = [p for p in tmp_path.rglob("*") if p.is_file() and not p.is_relative_to(inside)]
     assert outside == []
 

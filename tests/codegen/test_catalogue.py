@@ -559,7 +559,7 @@ def test_a_change_that_was_cut_off_is_undone_by_whoever_may(folder: Path) -> Non
     # When somebody would read it without the right to change it; Expect an error that says what to do
     with pytest.raises(StorageError) as refused:
         FolderTypes(folder, readonly=True)
-    assert "puts it right" in refused.value.hint
+    assert "repairs it" in refused.value.hint
     # When it is opened to be changed; Expect it as it was
     FolderTypes(folder).close()
     assert everything(folder) == before

@@ -62,8 +62,8 @@ def test_an_alert_with_an_external_entity_is_refused_before_it_gets_here(make):
     ("schema", "match"),
     [
         (b"not xml", "not well-formed"),
-        (b"<a/>", "no XML Schema"),
-        (b"<schema/>", "no XML Schema"),
+        (b"<a/>", "not an XML Schema"),
+        (b"<schema/>", "not an XML Schema"),
         (b"<a>" * 250 + b"</a>" * 250, "nested deeper"),
     ],
 )
@@ -253,7 +253,7 @@ def test_names_that_clash_go_on_to_others_whatever_their_order(make, one, other)
 
 @pytest.mark.parametrize("name", ["x\n", "x\x00", "x" * 501])
 def test_a_type_name_is_printable_and_short(make, name):
-    refused(make.root(LEAF), "no name and version", name=name)
+    refused(make.root(LEAF), "not a name and version", name=name)
 
 
 def test_an_invalid_schema_says_where(make):
@@ -284,7 +284,7 @@ def test_what_is_no_file_is_refused_at_once(make, tmp_path):
     (tmp_path / "a.xsd").symlink_to("b.xsd")
     (tmp_path / "b.xsd").symlink_to("a.xsd")
     (tmp_path / "folder.xsd").mkdir()
-    for name, problem in (("pipe", "is no file"), ("folder", "is no file"), ("a", "outside|can't be read")):
+    for name, problem in (("pipe", "is not a file"), ("folder", "is not a file"), ("a", "outside|can't be read")):
         (tmp_path / "main.xsd").write_bytes(make.schema(f'<xs:include schemaLocation="{name}.xsd"/>{R}'))
         refused(tmp_path / "main.xsd", problem)
 
@@ -300,4 +300,4 @@ def test_a_message_is_one_line_and_names_no_temporary_file(make):
 
 
 def test_a_version_is_not_empty(make):
-    refused(make.root(LEAF), "no name and version", version="")
+    refused(make.root(LEAF), "not a name and version", version="")

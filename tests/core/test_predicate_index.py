@@ -177,7 +177,7 @@ class TestExplanation:
             ("position()=1", "position()"),
             ("'x'", "a constant"),
             ("sum(//b[sum(//b)!=5])>0", "the first of several nodes"),
-            ("a<1e400", "a constant that is no finite number, or an empty text"),
+            ("a<1e400", "a constant that is not a finite number, or an empty text"),
             (" or ".join(f"a={n}" for n in range(20)), "more than 16 alternatives"),
         ],
     )

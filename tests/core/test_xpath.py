@@ -254,8 +254,8 @@ class TestRefusal:
             ("p:a=1", 0, "'p' is not bound"),
             ("a=$x", 2, "no variables"),
             ("outer::a", 0, "unknown axis"),
-            ("a='\x01'", 3, "no XML character"),
-            ("a=\x00", 2, "no XML character"),
+            ("a='\x01'", 3, "not an XML character"),
+            ("a=\x00", 2, "not an XML character"),
         ],
     )
     def test_names_the_place_and_the_reason(self, expression: str, position: int, word: str) -> None:

@@ -115,7 +115,7 @@ def test_a_document_with_other_texts_in_its_leaves_is_traced() -> None:
         pytest.param(b"34.5", b"34.5<!-- -->", id="a comment"),
         pytest.param(b"34.5", b"34\xb05", id="no UTF-8"),
         pytest.param(b"34.5", b"34\xed\xa0\x80", id="half of a surrogate pair"),
-        pytest.param(b"34.5", b"34\xef\xbf\xbf", id="no character"),
+        pytest.param(b"34.5", b"34\xef\xbf\xbf", id="not a character"),
         pytest.param(b"34.5", b"34\xfe", id="a byte that has a meaning in plain form"),
         pytest.param(b"34.5", b"<![CDATA[34.5]]", id="half a CDATA section"),
         pytest.param(b"<empty/>", b"<![CDATA[ ]]><empty/>", id="a CDATA section between tags"),

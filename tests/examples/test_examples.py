@@ -298,7 +298,7 @@ def picture(share: float) -> bytes:
 
 @pytest.mark.parametrize("payload", [b"", b"no picture", b"P6\n1 1\n255\n000", b"P5\n1 1\n"])
 def test_what_is_no_picture_is_told(payload: bytes) -> None:
-    with pytest.raises(DemoError, match="no PGM picture"):
+    with pytest.raises(DemoError, match="not a PGM picture"):
         caution.burnt(payload)
 
 

@@ -154,7 +154,7 @@ def test_values_have_one_canonical_text(value, text):
     ids=["NaN", "Infinity", "bytes", "list", "object"],
 )
 def test_anything_else_is_no_value(value):
-    with pytest.raises(EntryError, match="no entry value"):
+    with pytest.raises(EntryError, match="not an entry value"):
         canonical(value)
 
 

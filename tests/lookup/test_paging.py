@@ -295,7 +295,7 @@ class TestPages:
 
     @pytest.mark.parametrize("cursor", ["x", ":", "x:", "x:-1", "x:1e9", "x:" + "9" * 30, "x:\u0663", "5"])
     def test_what_is_no_cursor_is_refused(self, cursor):
-        with pytest.raises(EntryError, match="no cursor"):
+        with pytest.raises(EntryError, match="not a cursor"):
             Registrar().lookup_all(RED, NOW, 10, after=cursor)
 
     def test_a_page_costs_the_same_wherever_it_begins(self):

@@ -214,7 +214,7 @@ def test_a_negative_limit_a_bad_cursor_a_field_that_is_none(registrar: Registrar
     refused(EntryError, lambda: registrar.lookup(ServiceTemplate(), -1))
     refused(
         EntryError,
-        lambda: registrar._client.call("lookup", None, ServiceTemplate(), 10, False, "no cursor"),
+        lambda: registrar._client.call("lookup", None, ServiceTemplate(), 10, False, "not a cursor"),
     )
     template = ServiceTemplate(entries=(colour(None),))
     refused(EntryError, lambda: registrar.field_values(template, 0, "shade"))

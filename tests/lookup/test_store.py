@@ -439,7 +439,7 @@ def assert_refused_and_untouched(path: Path, why: str) -> None:
 @pytest.mark.parametrize("content", [b"", b"\n", b"no database" * 100, b"SQLite format 3\0" + b"\xff" * 40])
 def test_what_is_no_store_is_refused_however_short_it_is(path, content):
     path.write_bytes(content)
-    assert_refused_and_untouched(path, "is no store of a lookup service")
+    assert_refused_and_untouched(path, "is not a store of a lookup service")
 
 
 @pytest.mark.parametrize("journal", ["DELETE", "WAL"])

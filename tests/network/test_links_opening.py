@@ -75,11 +75,11 @@ def test_a_link_over_zenoh_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
         (terms(group="239.1.1.1"), "no port", "Give it a port", "network.lan"),
         (
             terms(port=1, peers=("nowhere",)),
-            "a peer of network lan: 'nowhere' is no host:port",
+            "a peer of network lan: 'nowhere' is not HOST:PORT",
             "[::1]",
             "network.lan.peers",
         ),
-        (terms("tcp", peers=("::1:4170",)), "is no host:port", "[::1]:4170", "network.lan.peers"),
+        (terms("tcp", peers=("::1:4170",)), "is not HOST:PORT", "[::1]:4170", "network.lan.peers"),
         (terms("ucp"), "there is no 'ucp', but udp, tcp, local, zenoh", "Did you mean udp?", "network.lan.plugin"),
         (terms("pigeon"), "there is no 'pigeon'", "Install the plug-in", "network.lan.plugin"),
     ],

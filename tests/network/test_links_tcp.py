@@ -155,8 +155,8 @@ def test_where_nobody_takes_anything_the_network_waits() -> None:
     ("said", "why"),
     [
         (b"GET / HTTP/1.1\r\n\r\n", "it does not speak as a node of a network"),
-        (HELLO + bytes(ID_SIZE) + struct.pack("!I", 1 << 31), "it sends what is no datagram"),
-        (HELLO + bytes(ID_SIZE) + bytes(4), "it sends what is no datagram"),
+        (HELLO + bytes(ID_SIZE) + struct.pack("!I", 1 << 31), "it sends bytes that are not a datagram"),
+        (HELLO + bytes(ID_SIZE) + bytes(4), "it sends bytes that are not a datagram"),
     ],
 )
 def test_whoever_speaks_otherwise_is_put_out(said: bytes, why: str) -> None:

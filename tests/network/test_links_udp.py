@@ -298,7 +298,7 @@ def test_in_a_chain_and_a_ring_of_peers_each_way_carries_each_datagram_once(
 
 def test_what_is_no_group_no_interface_or_no_peer_is_told() -> None:
     for given in ("10.1.1.1", "house"):
-        with pytest.raises(ConfigurationError, match="no multicast address") as told:
+        with pytest.raises(ConfigurationError, match="not a multicast address") as told:
             UdpLink(given, free_port())
         assert "group" in told.value.hint
     with pytest.raises(ConfigurationError, match=r"none0: no such interface") as told:

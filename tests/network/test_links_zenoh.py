@@ -195,7 +195,7 @@ def test_what_is_no_datagram_is_counted(name: str) -> None:
             def told() -> bool:
                 stranger.put(f"jbi/{name}", bytes(70_000))
                 stranger.put(f"jbi/{name}", b"")
-                return net.links[0].status()["faults"].get("what is no datagram", 0) >= 2
+                return net.links[0].status()["faults"].get("bytes that are not a datagram", 0) >= 2
 
             net.until(told)
         assert net.came == [[]]

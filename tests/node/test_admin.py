@@ -361,7 +361,7 @@ def test_a_level_changes_while_it_runs(
     [
         ("log.level", "loud", "It takes debug"),
         ("log.file", "x", "the log's file stays"),
-        ("log.syslog", "not a host:port", "is no host:port"),
+        ("log.syslog", "not a host:port", "is not HOST:PORT"),
         ("log.journald", "true", "there is no systemd journal"),
         ("queue.bound", "5", "is taken when a node starts"),
         ("queue.bound", "-5", "queue.bound"),

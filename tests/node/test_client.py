@@ -295,7 +295,7 @@ def test_a_log_that_takes_no_more_ends_a_script_and_is_told(
         ("[[publisher]]\ntype = 't'\ndelay_ms = -1", ">= 0"),
         ("[[publisher]]\ntype = 't'\nmetadata = '<a/>'\nmetadata_file = 'a'", "metadata and metadata_file"),
         ("[[publisher]]\ntype = 't'\nmetadata_file = 'none.xml'", "none.xml"),
-        ("[[publisher]]\ntype = 't'\npayload_file = 'none'", "is no file"),
+        ("[[publisher]]\ntype = 't'\npayload_file = 'none'", "is not a file"),
         ("[[subscriber]]\ntype = 't'\npersistent = true", "persistent"),
         ("[[subscriber]]\ntype = 't'\nname = 'a'\n[[query]]\ntype = 't'\nname = 'a'", "two panels have one name"),
         ("[conection]", "Did you mean connection?"),

@@ -353,7 +353,7 @@ def test_clients_reach_it_over_several_addresses(
 
 @pytest.mark.parametrize("name", ["\n", "x" * 101, "\x1b[2J"])
 def test_a_name_is_one_that_can_be_shown(settings: Config, name: str) -> None:
-    with pytest.raises(ConfigurationError, match="is no name"):
+    with pytest.raises(ConfigurationError, match="is not a name"):
         NodeService(msgspec.structs.replace(settings, node=msgspec.structs.replace(settings.node, name=name)))
 
 

@@ -277,7 +277,7 @@ def test_a_stream_that_was_given_up_before_it_was_taken_stands_nowhere() -> None
 
 
 @pytest.mark.parametrize(
-    ("then", "why"), [({NEAR: 1}, "the node has left"), ({NEAR: 1, FAR: 2}, "the node was started anew")]
+    ("then", "why"), [({NEAR: 1}, "the node has left"), ({NEAR: 1, FAR: 2}, "the node was started again")]
 )
 def test_streams_end_with_their_node(then: dict[bytes, int], why: str) -> None:
     ends = Ends()
@@ -291,7 +291,7 @@ def test_a_node_that_was_started_anew_before_it_was_looked_at_first_is_another_o
     streams = Streams(lambda: 1)
     here = streams.open(FAR, "delegate", 0.0, epoch=1)
     assert streams.tick({FAR: 2}, 0.1) == [here]
-    assert here.why == "the node was started anew"
+    assert here.why == "the node was started again"
 
 
 def test_nothing_waits_for_ever() -> None:

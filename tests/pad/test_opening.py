@@ -54,7 +54,7 @@ def test_a_delegate_whose_metrics_port_is_taken(federation: Any, tmp_path: Path,
 def test_a_delegate_whose_mail_file_is_damaged(federation: Any, tmp_path: Path, left_over: Any) -> None:
     config = _config(federation, tmp_path)
     mails = tmp_path / "pad.db.mails"
-    mails.write_bytes(b"this is no database, and long enough to show it" * 100)
+    mails.write_bytes(b"this is not a database, and long enough to show it" * 100)
     _fails(config, StorageError, left_over)
     mails.unlink()
     server = _open(config)

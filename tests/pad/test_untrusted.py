@@ -829,7 +829,7 @@ def test_a_subscriber_that_takes_nothing_stops_no_publisher_and_no_other_subscri
 # -- a delegate that is not trusted -------------------------------------------------------------------------------
 
 GARBAGE_ANSWERS = {
-    "a report that is no UTF-8": (False, b"\x82\xa4code\xa5error\xa7message\xa1\xff"),
+    "a report that is not UTF-8": (False, b"\x82\xa4code\xa5error\xa7message\xa1\xff"),
     "a report of depth": (False, b"\x81\xa5facts" + b"\x91" * 50_000),
     "another type": (True, msgspec.msgpack.encode({"a": 1})),
     "no pair": (True, b"\xc0", b"\xc0"),

@@ -187,7 +187,7 @@ def test_explain_says_who_wins_who_loses_and_why(jbi: Any, tmp_path: Path) -> No
         (("--resource", "bandwith=5 kbps"), "unknown resource 'bandwith'. Did you mean 'bandwidth'?"),
         (("--resource", "cpu"), "'cpu' is not NAME=VALUE"),
         (("--delivery", "smail"), "unknown delivery 'smail'. Did you mean 'mail'?"),
-        (("--address", "10.0.0.1.4"), "--address: '10.0.0.1.4' is no address"),
+        (("--address", "10.0.0.1.4"), "--address: '10.0.0.1.4' is not an address"),
     ):
         code, _, err = jbi(*asked, *wrong)
         assert (code, told in err) == (2, True), err
@@ -270,13 +270,13 @@ def test_one_value_is_changed_and_all_else_stays_as_written(
     ("key", "value", "told"),
     [
         ("policy.BFTrck.importance", "5", "no policy 'BFTrck'. Did you mean 'BFTrack'?"),
-        ("policy.BFTrack.importance", "9", "importance: '9' is no whole number"),
+        ("policy.BFTrack.importance", "9", "importance: '9' is not a whole number"),
         ("policy.BFTrack.imprtance", "5", "unknown key 'imprtance'. Did you mean 'importance'?"),
         ("preference.NoDrop.deadline", "9 s", "preference 'NoDrop' is built in"),
-        ("space", "5", "'space' is no path of a policy file"),
-        ("space.x y", "5", "is no path of names with dots between"),
-        ("access.0.user", "alice", "is no path of a policy file"),
-        ("polcy.BFTrack.importance", "5", "is no path of a policy file. Did you mean 'policy'?"),
+        ("space", "5", "'space' is not a path of a policy file"),
+        ("space.x y", "5", "is not a path of names with dots between"),
+        ("access.0.user", "alice", "is not a path of a policy file"),
+        ("polcy.BFTrack.importance", "5", "is not a path of a policy file. Did you mean 'policy'?"),
         ("link.l.rate", "5 kbps", "l can't be changed where its table is written in line"),
     ],
 )

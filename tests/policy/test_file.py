@@ -76,7 +76,7 @@ def test_each_key_and_value_has_its_place(
         ("[[access]]\nallow = 'no'\n", "2:9: error: allow is true or false, not a text"),
         ("[[access]]\ndelivery = 'mail'\n", "2:1: error: delivery is not known when access is asked"),
         ("[[access]]\naddress = '::ffff:10.0.0.0/104'\n", "'::ffff:10.0.0.0/104' matches nobody"),
-        ("[[access]]\naddress = '10.0.0.0/33'\n", "'10.0.0.0/33' is no address or network"),
+        ("[[access]]\naddress = '10.0.0.0/33'\n", "'10.0.0.0/33' is not an address or network"),
         ("[[access]]\naddress = '10.0.0.7/8'\n", "has host bits set"),
         ("[group]\nUAS = ['a']\n[[access]]\ngroup = 'UAV'\n", "4:9: error: no group 'UAV'. Did you mean 'UAS'?"),
         ("[group]\na = ['@b']\nb = ['@c']\nc = ['x', '@a']\n", "2:1: error: group 'a' is a member of itself"),

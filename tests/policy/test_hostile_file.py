@@ -56,7 +56,7 @@ def checked(text: str) -> None:
         (POLICY + "".join(f"k{n} = 1\n" for n in range(MANY)), "4:1: unknown key 'k0' (and 50 more"),
         ("".join(f"k{n} = 1\n" for n in range(MANY)), "1:1: unknown table 'k0' (and 50 more"),
         (f"{POLICY}type = '{'*a' * 50_000}'", "4:8: type: '*a*a*a*a*a*a*a*a*a*a'... with its 100000 characters"),
-        (f"{POLICY}attribute = {{ a = '{'?' * 201}' }}", "with its 201 characters is no use as a glob"),
+        (f"{POLICY}attribute = {{ a = '{'?' * 201}' }}", "with its 201 characters is of no use as a glob"),
         (f"{POLICY}type = [{', '.join(repr(f'*{n}') for n in range(1001))}]", "more than 1000 texts with *, ? or ["),
         # templates
         (

@@ -57,7 +57,7 @@ def test_a_delegate_that_is_killed_while_its_policy_file_is_broken_comes_back_wi
     access = fetch_status(ServiceRef("", "", (address,)), Security(), timeout=60.0)["access"]
     assert (access["rules"], wrong in access["fault"]) == (1, True)
     assert wrong in again.stderr()
-    assert "are in force until it is mended" in again.stderr()
+    assert "are in force until it is corrected" in again.stderr()
     doctor = start(*locator, "doctor", "--json")
     assert wrong in doctor.communicate()[0]
     table = start(*locator, "status")

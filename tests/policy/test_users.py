@@ -488,7 +488,7 @@ def test_without_the_library_it_is_told_which_extra(monkeypatch: pytest.MonkeyPa
     "url", ["ldap://host", "ldap://host/uid=x", "http://host/{}", "ldap:///uid={}", "ldap://h/{}{}"]
 )
 def test_a_url_that_is_none(directory: dict[str, Any], url: str) -> None:
-    with pytest.raises(ConfigurationError, match="is no directory"):
+    with pytest.raises(ConfigurationError, match="is not a directory"):
         Directory(url)
 
 
@@ -517,5 +517,5 @@ def test_users_are_kept_by_a_command(
     assert jbi("list", "--json")[1].strip() == '["bob"]'
     assert "did you mean bob?" in jbi("remove", "bop")[2]
     assert "1 to 1000 characters" in jbi("add", "carol", "--password-stdin", typed="\n")[2]
-    assert "is no user's name" in jbi("add", "a:b", "--password-stdin", typed="x\n")[2]
+    assert "is not a user's name" in jbi("add", "a:b", "--password-stdin", typed="x\n")[2]
     assert "no terminal" in jbi("add", "carol", typed="x\n")[2]

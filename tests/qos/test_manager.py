@@ -981,7 +981,10 @@ def test_people_steer_by_commands(
     # Expect mistakes to be told with what would be right
     assert "Did you mean 'imagery'" in said("set", "policy.imagry.importance", "5", code=2)[1]
     assert "Kept are 1 to 4" in said("rollback", "9", code=2)[1]
-    assert "it has no policy file" in said("set", "space.strategy", "strict", "--at", pad.address, code=2)[1]
+    assert (
+        "its policy file has no policies of quality"
+        in said("set", "space.strategy", "strict", "--at", pad.address, code=2)[1]
+    )
     assert "is no policy manager" in said("apply", str(file), "--at", pad.address, code=2)[1]
     file.write_text("[[policy]]\nnme = 1\n")
     assert "policy.toml:1:1" in said("apply", str(file), code=2)[1]

@@ -238,7 +238,7 @@ def test_a_running_server_says_why_a_contract_has_what_it_has(
             run(("policy", "explain", "--at", pad.address, *asked))
         said = capsys.readouterr()
         assert 'importance 2, by policy "imagery"' in said.out, said
-        assert ('less importance than wished, by policy "imagery"' in said.out) is (uid in asked)
+        assert ('less importance than requested, by policy "imagery"' in said.out) is (uid in asked)
     assert run(("policy", "explain", "--at", pad.address, "--subscription", "subscription-0")) != 0
     assert "no subscription or registration" in capsys.readouterr().err
 

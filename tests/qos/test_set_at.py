@@ -125,12 +125,12 @@ def test_what_can_not_be_set_is_told_and_leaves_file_and_force_as_they_were(
     for key, value, why in (
         ("policy.imagry.importance", "5", "Did you mean 'imagery'"),
         ("policy.imagery.importance", "9", "importance"),
-        ("access.1.allow", "true", "is no path of a policy file"),
+        ("access.1.allow", "true", "is not a path of a policy file"),
         ("space.strategy", "fast", "strict"),
-        ("space", "x", "is no path"),
+        ("space", "x", "is not a path"),
         ("x" * 10_001, "1", "more than 10000 characters"),
         ("policy.imagery.when", "size > '1 KB'; import os", "when"),
-        ("\x1b[31m.x", "1", "is no path"),
+        ("\x1b[31m.x", "1", "is not a path"),
     ):
         _, err = said("set", key, value, "--at", pad.address, code=2)
         assert why in err

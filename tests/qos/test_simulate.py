@@ -321,7 +321,7 @@ def test_a_trace_of_years_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        (["--set", "bandwidth=400 kbps"], "does not say when"),
+        (["--set", "bandwidth=400 kbps"], "has no time"),
         (["--set", "bandwidth=400@1 min"], "has no unit"),
         (["--set", "bandwidth=2/s@1 min"], "carries bytes"),
         (["--set", "bandwith=400 kbps@1 min"], "bandwith"),

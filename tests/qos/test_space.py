@@ -339,13 +339,13 @@ def test_each_control_is_a_path_of_the_file(key: str, value: str, expected: obje
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("spice.strategy", "strict", "no path of a policy file"),
+        ("spice.strategy", "strict", "not a path of a policy file"),
         ("space.strateg", "strict", "Did you mean 'strategy'"),
         ("space.strategy", "strickt", "Did you mean 'strict'"),
         ("link.satcon.rate", "1 kbps", "Did you mean 'satcom'"),
         ("link.satcom.rate", "fast", "link.satcom.rate = 'fast'"),
         ("policy.track.importance", "5", "Did you mean 'tracks'"),
-        ("policy.tracks.importance", "9", "no whole number from 1"),
+        ("policy.tracks.importance", "9", "not a whole number from 1"),
         ("preference.GeneralSurv.deadline", "1 s", "is built in"),
         ("role.", "x", "no path"),
         ("a = 1\nb", "x", "no path"),

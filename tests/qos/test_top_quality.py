@@ -276,7 +276,7 @@ def test_a_server_without_quality_has_no_series(federation: Any) -> None:
     ],
 )
 def test_series_that_no_server_of_ours_tells_are_refused(series: Any) -> None:
-    with pytest.raises(ProtocolError, match="no server of ours tells"):
+    with pytest.raises(ProtocolError, match="series that this version does not understand"):
         show_series([{"address": "a", "qos": {"series": series}}], "*", View(), as_csv=False, as_json=False)
 
 

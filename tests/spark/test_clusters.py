@@ -87,7 +87,7 @@ def test_masters_are_those_of_spark(master: str) -> None:
 
 @pytest.mark.parametrize("master", ["spark://h", "http://h:1", "local[x]", "hadoop", "spark://h:7077 --conf x"])
 def test_what_is_no_master_is_refused_before_anything_starts(master: str, made: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="no master of Spark"):
+    with pytest.raises(ConfigurationError, match="not a master of Spark"):
         cluster.check_master(master)
     assert command_line(["study", "fanout", str(made), "--out", str(tmp_path / "o"), "--master", master]) == 2
 

@@ -75,7 +75,7 @@ BAD_ROWS = {
     "control": (["a\x01b"], "publisher has a control character"),
     "nul": (["a\0b"], "publisher has a control character"),
     "long": (["x" * 5_000], "publisher has 5,000 characters, more than 4,096"),
-    "bytes": (no_utf8, "type is no UTF-8"),
+    "bytes": (no_utf8, "type is not UTF-8"),
 }
 COLUMN = {"time": "time", "later": "time", "endless": "time", "before": "time", "size": "payload_bytes",
           "huge size": "payload_bytes", "other size": "payload_bytes", "bytes": "type"}  # fmt: skip
@@ -317,7 +317,7 @@ def test_a_part_or_manifest_that_is_damaged_is_told_or_started_anew(tmp_path: Pa
     with resumed(tmp_path / "d") as writer:
         assert writer.facts == {}
     (tmp_path / "d" / "publications" / "part-00000.parquet").write_bytes(b"PAR1")
-    with pytest.raises(StudyError, match="is no part of a data set"):
+    with pytest.raises(StudyError, match="is not a part of a data set"):
         resumed(tmp_path / "d")
     manifest.write_text("[" * 100_000)
     with pytest.raises(ConfigurationError, match="holds no data set"):

@@ -134,7 +134,7 @@ def test_rejects_name_the_row_from_one_and_what_stands_for_a_missing_publisher(t
     assert [(each.row, each.reason) for each in data.rejects] == [
         ("row 2", "Object missing required field `subscription`"),
         ("given.jsonl line 1",
-         "registration 't' is not among the contracts: there is no `publisher`, so its type stands for it"),
+         "registration 't' is not among the contracts: there is no `publisher`, so its type is used instead"),
     ]  # fmt: skip
 
 

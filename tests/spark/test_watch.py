@@ -284,7 +284,12 @@ def test_what_cannot_be_watched_is_told(data: Path, tmp_path: Path, capsys: pyte
 
     said = capsys.readouterr().err
     assert codes == [2] * 5
-    for part in ("what is to be watched?", "is no folder", "has no contracts to judge by", "has both Parquet and XML"):
+    for part in (
+        "what is to be watched?",
+        "is not a folder",
+        "has no contracts to judge by",
+        "has both Parquet and XML",
+    ):
         assert part in said
 
 

@@ -236,7 +236,7 @@ def test_names_that_are_no_names_are_refused(name: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("address", ["", "10.0.0.1:4160", "10.0.0", "10.0.0.0/8", "a b", "ä.example", "x" * 300, "*"])
 def test_addresses_that_are_none_are_refused(address: str, folder: Path) -> None:
-    with pytest.raises(ConfigurationError, match="no host name or IP address"):
+    with pytest.raises(ConfigurationError, match="not a host name or IP address"):
         issue(folder, "alpha", "server", address)
 
 
@@ -304,7 +304,7 @@ def test_a_damaged_folder_is_told_in_one_line(folder: Path, tmp_path: Path) -> N
     key, good = folder / "authority" / "key.pem", record.read_bytes()
     # Given a record that is no certificate
     record.write_text("rubbish")
-    with pytest.raises(ConfigurationError, match=rf"{record.name} is no certificate"):
+    with pytest.raises(ConfigurationError, match=rf"{record.name} is not a certificate"):
         states(folder)
     record.write_bytes(good)
     # Given a key that others may read, that is of another authority, that is rubbish, that is gone

@@ -345,7 +345,7 @@ def test_the_test_client_publishes_subscribes_and_counts(console: Watched) -> No
     # Expect what is no number to be said, and an option to be chosen
     says.get_by_label("expiration ms").fill("soon")
     says.get_by_role("button", name="Add publisher").click()
-    page.get_by_role("alert").get_by_text("expiration ms: 'soon' is no number").wait_for()
+    page.get_by_role("alert").get_by_text("expiration ms: 'soon' is not a number").wait_for()
     says.get_by_label("expiration ms").fill("")
     says.get_by_label("valid", exact=True).click()
     page.get_by_role("option", name="no", exact=True).click()
@@ -368,7 +368,7 @@ def test_the_test_client_publishes_subscribes_and_counts(console: Watched) -> No
 
 def test_without_a_node_its_page_is_one_sentence(console: Watched) -> None:
     page = console.open("node")
-    told = page.get_by_role("status").get_by_text("No node runs in this federation: a delegate alone is none")
+    told = page.get_by_role("status").get_by_text("No node runs in this federation; a delegate alone is not a node")
     told.wait_for()
     assert told.get_attribute("class") == "jbi-note"  # it is no problem
     assert page.get_by_role("button", name="Shut the node down").count() == 0

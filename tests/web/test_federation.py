@@ -149,7 +149,7 @@ HOSTILE = "<img src=x onerror=alert(1)>\x1b[2J\n"
     ],
 )
 def test_what_makes_no_sense_is_refused(told: dict[str, Any]) -> None:
-    with pytest.raises(ProtocolError, match="says of itself what no server of ours says"):
+    with pytest.raises(ProtocolError, match="gives a status that this version does not understand"):
         checked(told, REF)
 
 

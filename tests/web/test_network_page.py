@@ -58,7 +58,7 @@ def test_a_node_on_networks_with_many_nodes_stays_readable(narrow: bool) -> None
     drawing = network_picture(_node(told), told, narrow=narrow)
     words = _words(drawing)
     # Expect networks, the nodes of which most is lost, and how many there are more
-    assert {"network lab", "network far", "network sea", "41 nodes heard", "nobody is heard"} <= set(words)
+    assert {"network lab", "network far", "network sea", "41 nodes heard", "no other node is heard"} <= set(words)
     assert f"{40 - PEERS_MOST + 1} more nodes" in words
     assert {"25.0 %", "1 node heard, 2.5 % sent again"} <= set(words)
     assert ("12.5/s" in words) != narrow
@@ -75,10 +75,10 @@ def test_states_of_a_network_are_told_in_words() -> None:
     lossy = [PeerStatus(name="bravo", loss=21.0)]
     assert state_of_link(_link("lab", neighbours=1), [PeerStatus(loss=20.0)]) == ("ok", "")
     assert state_of_link(_link("lab", neighbours=1), lossy) == ("warn", "loses much")
-    assert state_of_link(_link("lab"), []) == ("warn", "nobody is heard")
+    assert state_of_link(_link("lab"), []) == ("warn", "no other node is heard")
     assert state_of_link(_link("lab", trouble="eth7 is down"), lossy) == ("bad", "eth7 is down")
     twin = NetworksStatus(links=[_link("lab")], twin=True)
-    assert "a twin speaks under its id" in _words(network_picture(_node(twin), twin))
+    assert "another node uses its id" in _words(network_picture(_node(twin), twin))
 
 
 class Nodes:

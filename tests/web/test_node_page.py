@@ -129,8 +129,8 @@ def test_a_node_is_administered_in_a_browser_by_administrators_alone(
         page.locator("section[aria-label=Sequences] td").get_by_text("report 1.0").first.wait_for()
         assert page.locator("img[src=x]").count() == 0
         # Expect looking on at a sequence to show what it publishes
-        page.get_by_role("button", name=f"Look on {uid}").click()
-        root.told(f"Looking on at {uid}")
+        page.get_by_role("button", name=f"Watch {uid}").click()
+        root.told(f"Watching {uid}")
         publisher.wait_for_subscribers(uid, 1, 20)
         publisher.publish(uid, metadata, b"seen")
         page.get_by_text("1 objects have come, the last 1 are shown").wait_for()
@@ -157,7 +157,7 @@ def test_a_node_is_administered_in_a_browser_by_administrators_alone(
     page.evaluate(CLICK_ALL, ["Remove guest", "Remove carol", "Remove guest"])
     page.get_by_text(f"{HOSTILE[:40]}: Remove user guest?").wait_for()
     root.yes()
-    root.told("guest is no user any more.")
+    root.told("guest is removed.")
     assert set(read_accounts(users)) == {"root", "carol"}
     page.get_by_label("Value").fill("debug")
     page.get_by_role("button", name="Set it").click()

@@ -174,7 +174,7 @@ UNKNOWN, BROKEN = UnknownUidError("not here"), StorageError("disk full")
 ANSWERS: Final = (
     ((None,), 200, "Unsubscribed"),
     ((UNKNOWN, None), 200, "Unsubscribed"),
-    ((None, BROKEN), 200, "If some still comes"),
+    ((None, BROKEN), 200, "If mail still arrives"),
     ((UNKNOWN, UNKNOWN), 410, "Ended"),
     ((UNKNOWN, BROKEN), 503, "Not now"),
     ((), 503, "Not now"),

@@ -61,7 +61,7 @@ def test_what_has_the_same_name_here_is_not_meant(server: Endpoint) -> None:
         with pytest.raises(WireError, match="is not reached through the network of nodes, only node tent-3 itself is"):
             asked(endpoint)
         assert asked(endpoint, "10.9.8.7:4170") == 42
-    with pytest.raises(ProtocolError, match="is no host:port"):
+    with pytest.raises(ProtocolError, match="is not HOST:PORT"):
         asked("nowhere")
     # and to be reached when the detour was left
     detour.leave()

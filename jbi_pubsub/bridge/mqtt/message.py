@@ -122,7 +122,7 @@ def topic_of(message: MQTTMessage) -> str:
     try:
         return message.topic
     except UnicodeDecodeError as exc:
-        raise ProtocolError(f"its topic is no text: {exc}") from exc
+        raise ProtocolError(f"its topic is not text: {exc}") from exc
 
 
 def _user_properties(message: MQTTMessage) -> list[tuple[str, str]]:

@@ -373,7 +373,7 @@ class MqttPlatform(PlainPlatform):
 
     def _broken(self, exc: Exception) -> bool:
         """The broker has sent what can't be read; a new connection begins with a new packet. Whether to go on."""
-        self._tell(f"the broker sends what is no MQTT: {type(exc).__name__}: {exc}"[:300])
+        self._tell(f"the broker sends bytes that are not MQTT: {type(exc).__name__}: {exc}"[:300])
         self._connect()
         return not self._stopping.wait(self._pause())
 

@@ -85,7 +85,8 @@ def check_side(side: MqttSide, folder: Path) -> None:
             )
         if not topic.filter or len(topic.filter.encode()) > TOPIC_MOST or not _is_filter(topic.filter):
             raise ConfigurationError(
-                f"{topic.filter[:100]!r} is no topic filter", hint="'+' stands for a level, a last '#' for all below"
+                f"{topic.filter[:100]!r} is not a topic filter",
+                hint="'+' matches one level, a last '#' all levels below",
             )
         try:
             checked_name(topic.type, topic.version)

@@ -401,7 +401,9 @@ class _ControlConnection(Connection):  # type: ignore[misc]  # rpyc is not annot
         except (JbiError, EOFError, OSError):
             raise
         except Exception as exc:
-            raise ProtocolError(f"the peer sent what is no message: {type(exc).__name__}: {exc}"[:600]) from exc
+            raise ProtocolError(
+                f"the peer sent bytes that are not a message: {type(exc).__name__}: {exc}"[:600]
+            ) from exc
 
     def limit_frames(self, seconds: float, most: int) -> None:
         """A frame has no longer than that, as the call has not, and no more bytes."""
@@ -416,7 +418,7 @@ class _ControlConnection(Connection):  # type: ignore[misc]  # rpyc is not annot
 
     def _box(self, obj: object) -> tuple[int, object]:
         if not brine.dumpable(obj):
-            raise ProtocolError(f"{type(obj).__name__} is no plain value")
+            raise ProtocolError(f"{type(obj).__name__} is not a plain value")
         return consts.LABEL_VALUE, obj
 
     def _unbox(self, package: Any) -> Any:

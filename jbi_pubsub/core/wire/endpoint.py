@@ -170,7 +170,7 @@ def split_endpoint(text: str, *, default_port: int = 0) -> tuple[str, int]:
     except ValueError:
         number = -1
     if not host or not 0 < number < 65536:
-        raise ConfigurationError(f"{text!r} is no host:port", hint="For example 127.0.0.1:4160", endpoint=text)
+        raise ConfigurationError(f"{text!r} is not HOST:PORT", hint="For example 127.0.0.1:4160", endpoint=text)
     return host.strip("[]"), number
 
 
@@ -183,7 +183,7 @@ def check_endpoint(text: str) -> str:
     good = bool(colon and 0 < len(bare) <= MAX_HOST and port.isascii() and port.isdecimal())
     if not good or any(not c.isprintable() or c in " []/@" for c in bare):
         raise ConfigurationError(
-            f"{text!r} is no host:port", hint="For example 127.0.0.1:4160, an IPv6 host in brackets", endpoint=text
+            f"{text!r} is not HOST:PORT", hint="For example 127.0.0.1:4160, an IPv6 host in brackets", endpoint=text
         )
     host, number = split_endpoint(f"{host}:{port}")
     return with_port(host, number).lower()
@@ -220,7 +220,7 @@ def _dial(
     try:
         host, way = split_endpoint(check_endpoint(endpoint))[0], detour.way_to(check_endpoint(endpoint))
     except ConfigurationError as exc:
-        raise ProtocolError(f"a service is said to be at {endpoint[:MAX_HOST]!r}, which is no host:port") from exc
+        raise ProtocolError(f"a service is said to be at {endpoint[:MAX_HOST]!r}, which is not HOST:PORT") from exc
     try:
         sock = _connect(*split_endpoint(way), timeout, window, security.tls.client_context() if security.tls else None)
     except TimeoutError as exc:

@@ -227,7 +227,7 @@ def explained(failure: Exception) -> str:
         return str(failure) or type(failure).__name__
     if isinstance(failure, ssl.SSLCertVerificationError):
         advice = _ADVICE.get(failure.verify_code, "")
-        return f"TLS: the certificate shown is no good: {failure.verify_message}{advice}"
+        return f"TLS: the certificate shown is not valid: {failure.verify_message}{advice}"
     reason = "UNEXPECTED_EOF" if isinstance(failure, ssl.SSLEOFError) else failure.reason or ""
     return "TLS: " + next((words for part, words in _TROUBLES.items() if part in reason), reason or str(failure))
 

@@ -147,7 +147,7 @@ def _blocks(pem: str, kind: str) -> Iterator[bytes]:
             try:
                 yield binascii.a2b_base64("".join(text.split()), strict_mode=True)
             except binascii.Error as exc:
-                raise ValueError(f"PEM of a {kind.lower()} that is no base64: {exc}") from exc
+                raise ValueError(f"PEM of a {kind.lower()} that is not base64: {exc}") from exc
 
 
 # -- DER ----------------------------------------------------------------------------------------------------------

@@ -102,7 +102,7 @@ def _check_path(location: str, name: str, step: str) -> None:
         spaces = dict.fromkeys(_PREFIX.findall(text), "urn:any")  # bound where the predicate is registered
         if not given.strip() or not isinstance(parse(text, spaces, argument).tree, PATHS):
             raise PredicateError(
-                f"{argument} is {given!r}, which is no path",
+                f"{argument} is {given!r}, which is not a path",
                 hint="Give one path of elements, for example /metadata/ImageDescriptor/LocationCoord",
                 argument=argument,
                 expression=given,

@@ -370,7 +370,7 @@ _evaluated: InUse[Identity, Predicate] = InUse()
 SHAPE_BYTES: Final = 3 << 10
 """Size of a shape besides its text and plan (measured: terms of the cost and what they came to, keys, the struct)."""
 
-_IRREGULAR: Final = conditions.opaque_plan("a constant that is no finite number, or an empty text")
+_IRREGULAR: Final = conditions.opaque_plan("a constant that is not a finite number, or an empty text")
 _FOREIGN: Final = PredicateShape(
     conditions.opaque_plan("another language"), CostBound(lambda: {(0, 0, 0, 0, 0): 100_000.0})
 )

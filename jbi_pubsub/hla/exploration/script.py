@@ -96,7 +96,7 @@ def read(text: str) -> FederateScript:
 def _line(said: str) -> tuple[str, Group, Reaction | None]:
     found = _LINE.fullmatch(said)
     if found is None:
-        raise ValueError(f"{said[:80]!r} is no line of a script")
+        raise ValueError(f"{said[:80]!r} is not a line of a script")
     who, rest = found["who"], found["rest"]
     if found["kind"] == ":":
         return who, tuple(_act(part) for part in _parts(rest)), None
@@ -114,13 +114,13 @@ def _parts(said: str) -> list[str]:
 def _act(said: str) -> Act:
     found = _CALL.fullmatch(said.strip())
     if found is None:
-        raise ValueError(f"{said[:80]!r} is no call")
+        raise ValueError(f"{said[:80]!r} is not a call")
     arguments = found["arguments"] or ""
     plain = re.sub(r"([@&])([\w:]+)", r'("\1", "\2")', re.sub(r"\$(\d)", r'("$", \1)', arguments))
     try:
         values = ast.literal_eval(f"({plain},)") if plain.strip() else ()
     except (ValueError, SyntaxError) as exc:
-        raise ValueError(f"{arguments[:80]!r} are no arguments") from exc
+        raise ValueError(f"{arguments[:80]!r} are not arguments") from exc
     return Act(found["name"], tuple(_value(each) for each in values))
 
 

@@ -46,7 +46,7 @@ def opened(name: str, section: NetworkSection) -> DatagramLink:
     except Exception as exc:  # foreign code: whatever it does when it is called
         raise ConfigurationError(
             f"the plug-in network.{section.plugin} made no link for network {name}: {exc}",
-            hint="Ask whoever made it, or choose another",
+            hint="Ask the maker of that kind of link, or choose another",
             key=f"network.{name}.plugin",
         ) from exc
 

@@ -107,7 +107,7 @@ class _TcpConnection:
             while there - at >= _LENGTH.size:
                 (size,) = _LENGTH.unpack_from(self.coming, at)
                 if not 0 < size <= DATAGRAM_MOST:
-                    raise ProtocolError("it sends what is no datagram")
+                    raise ProtocolError("it sends bytes that are not a datagram")
                 if there - at - _LENGTH.size < size:
                     break
                 at += _LENGTH.size + size

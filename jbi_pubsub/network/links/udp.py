@@ -262,7 +262,7 @@ def _group(text: str) -> Any:
         group = None
     if group is None or not group.is_multicast:
         raise ConfigurationError(
-            f"{text[:100]!r} is no multicast address",
+            f"{text[:100]!r} is not a multicast address",
             hint="Set group of [network.NAME] to one of 239.0.0.0 to 239.255.255.255, or ff05::1",
         )
     return group

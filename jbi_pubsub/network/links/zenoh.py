@@ -136,7 +136,7 @@ class _ZenohTakes:
                     self._faults.note(exc)
                 return
             if not 0 < len(payload) <= DATAGRAM_MOST:
-                self._faults.note("what is no datagram")
+                self._faults.note("bytes that are not a datagram")
                 continue
             data = payload.to_bytes()
             with self._room:

@@ -209,7 +209,7 @@ def check_text(expression: str, argument: str) -> None:
     illegal = _ILLEGAL.search(expression)
     if illegal:
         raise PredicateError(
-            f"{argument} holds {illegal.group()!r} at position {illegal.start()}, which is no XML character",
+            f"{argument} holds {illegal.group()!r} at position {illegal.start()}, which is not an XML character",
             hint="Remove it",
             argument=argument,
             expression=expression,
