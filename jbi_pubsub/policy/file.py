@@ -134,7 +134,7 @@ def read(path: Path, *, name: str = "") -> tuple[PolicyDocument, list[str]]:
 
 def _checked(found: os.stat_result, path: str) -> list[str]:
     if not stat.S_ISREG(found.st_mode):
-        raise failure(path, "no regular file", hint="Name a file, not a folder or a pipe")
+        raise failure(path, "not a regular file", hint="Name a file, not a folder or a pipe")
     if found.st_mode & stat.S_IWOTH:
         raise failure(path, "everybody may write it", hint=f"chmod o-w {path}")
     if found.st_uid not in (0, os.geteuid()):

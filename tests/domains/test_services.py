@@ -98,7 +98,7 @@ def test_what_is_wrong_with_an_offer_is_said(services: Callable[[], Services], e
         host.modify(offer, {"area": "south"})
     with pytest.raises(TypeConflictError, match=r"demo\.Tasking"):
         user.offer(ServiceType.of("demo.Tasking", "long area"), {"area": 3})
-    with pytest.raises(UnknownUidError, match="nobody offers"):
+    with pytest.raises(UnknownUidError, match="no offer has service type"):
         user.offer("demo.Tasks", {})
     with pytest.raises(UnknownUidError):
         user.withdraw(offer)

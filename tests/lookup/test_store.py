@@ -459,7 +459,7 @@ def test_a_store_of_another_version_is_told_with_both_numbers(path):
 def test_what_is_no_file_is_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path):
-        with pytest.raises(StorageError, match="no file"):
+        with pytest.raises(StorageError, match="not a file"):
             Store(path)
 
 

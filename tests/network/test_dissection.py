@@ -331,7 +331,7 @@ def test_what_a_capture_has_cut_off_is_no_fault_of_the_datagram() -> None:
 
 def test_what_is_no_capture_is_refused() -> None:
     for data in (b"", b"abc", b"# a text\n" * 10, b"\xd4\xc3\xb2\xa1"):
-        with pytest.raises(ConfigurationError, match="no capture"):
+        with pytest.raises(ConfigurationError, match="not a capture"):
             Capture(io.BytesIO(data))
 
 

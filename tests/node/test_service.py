@@ -306,7 +306,7 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path, file: s
         assert running(tmp_path) is None
     else:
         os.close(folder._lock)
-        with pytest.raises(StorageError, match="no file"):
+        with pytest.raises(StorageError, match="not a file"):
             NodeFolder(tmp_path)
 
 

@@ -75,7 +75,7 @@ def test_each_key_and_value_has_its_place(
         ("[[access]]\nuser = []\n", "2:8: error: user is empty"),
         ("[[access]]\nallow = 'no'\n", "2:9: error: allow is true or false, not a text"),
         ("[[access]]\ndelivery = 'mail'\n", "2:1: error: delivery is not known when access is asked"),
-        ("[[access]]\naddress = '::ffff:10.0.0.0/104'\n", "'::ffff:10.0.0.0/104' matches nobody"),
+        ("[[access]]\naddress = '::ffff:10.0.0.0/104'\n", "'::ffff:10.0.0.0/104' matches no client"),
         ("[[access]]\naddress = '10.0.0.0/33'\n", "'10.0.0.0/33' is not an address or network"),
         ("[[access]]\naddress = '10.0.0.7/8'\n", "has host bits set"),
         ("[group]\nUAS = ['a']\n[[access]]\ngroup = 'UAV'\n", "4:9: error: no group 'UAV'. Did you mean 'UAS'?"),
@@ -127,10 +127,10 @@ def test_what_is_no_file_of_ours_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "policy.toml"
     with pytest.raises(PolicyError, match="No such file"):
         read(file)
-    with pytest.raises(PolicyError, match=r"no regular file|Is a directory"):
+    with pytest.raises(PolicyError, match=r"not a regular file|Is a directory"):
         read(tmp_path)
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(PolicyError, match="no regular file"):  # and does not wait for a writer
+    with pytest.raises(PolicyError, match="not a regular file"):  # and does not wait for a writer
         read(tmp_path / "pipe")
     file.write_text("")
     file.chmod(0o666)

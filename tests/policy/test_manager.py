@@ -252,7 +252,7 @@ def test_a_pipe_is_no_log_and_holds_nobody_up(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="audit log"):
         AuditLog(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # with somebody who takes nothing out of it
-    with pytest.raises(PolicyError, match="no regular file"):
+    with pytest.raises(PolicyError, match="not a regular file"):
         AuditLog(path)
     os.close(reader)
     # Expect the same when one is put in the place of a log that is in use: its lines are lost, and said to be
