@@ -139,7 +139,7 @@ def test_it_reads_what_comes_from_a_pipe(
 
 def test_faults_are_a_line(said: Callable[..., tuple[int, str, str]], tmp_path: Path, capture: Path) -> None:
     (tmp_path / "text").write_text("no capture")
-    for file, why in ((tmp_path / "text", "not a capture"), (tmp_path / "none", "No such file"), (tmp_path, "directory")):
+    for file, why in ((tmp_path / "text", "a capture"), (tmp_path / "none", "No such file"), (tmp_path, "directory")):
         code, out, err = said(file)
         assert (code, out) == (2, "")
         assert why in err
