@@ -328,7 +328,7 @@ class _Compiling:
             fields = FieldChanges({path: each.said for path, each in rule.field.items()})
             return fields.change(source, target), "; ".join(fields.says)
         if rule.field:
-            raise ConfigurationError("rules for fields of bytes that are not a record", hint="Take those of the whole away")
+            raise ConfigurationError("rules for fields of a value that is not a record", hint="Remove them")
         if not said.unit and source and target and source.unit and target.unit and rule.table is None:
             said = said._replace(unit=(source.unit, target.unit))
         change = change_of(said, _codec(source), _codec(target))
