@@ -673,7 +673,7 @@ def test_a_delegate_that_is_listed_and_dead(
     # When its port is closed while the lookup service still lists it
     pad.endpoints.first.stop()
     found = findings("servers", *flags)
-    assert sorted(states(found)) == ["failure", "ok"]
+    assert sorted(states(found)) == ["failure", "ok"], found
     assert pad.address in next(each["found"] for each in found if each["state"] == "failure")
 
 
