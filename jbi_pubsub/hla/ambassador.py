@@ -70,6 +70,8 @@ BATCH_BYTES: Final = 256 << 10
 """Limit of calls that are sent together, each of which counts as LEAST_BYTES at least: so they are not more than an RTI
 takes."""
 LEAST_BYTES: Final = 64
+PAUSES: Final = 0.01, 0.25
+"""Least and most seconds after which it is looked whether those who wait for what comes, and read it, still do."""
 CALL_BYTES: Final = FRAME_MOST - 2 * BATCH_BYTES
 """A frame has what waited before, and one more call."""
 
@@ -339,26 +341,44 @@ class FrameSocket(StreamSocket):
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(sock)
         self.close = sock.close
-        self.alive_at = time.monotonic()
-        """When it was written to."""
+        self.lease = 10.0
+        """Seconds in which it has to be written to."""
+        self._alive_at = time.monotonic()
+        self._got = bytearray()
 
     def write(self, entries: list[msgspec.Raw]) -> None:
         """A frame, however long the RTI lets it wait; for one thread at a time. Raises WireError."""
         body = msgspec.msgpack.encode(entries)
-        self.alive_at = time.monotonic()
+        self._alive_at = time.monotonic()
         self.send_frame((LENGTH.pack(len(body)) + body,), timeout=WAITING_SECONDS)
 
-    def read(self, timeout: float) -> bytes | None:
-        """Bytes that have come; b"": it is closed; None: nothing within `timeout` seconds. Raises WireError,
-        OSError."""
-        if not self.has_more(timeout):
-            return None
+    def is_due(self) -> bool:
+        """Whether it should be written to, as a sign of life."""
+        return time.monotonic() - self._alive_at > self.lease / 3
+
+    def read(self, timeout: float) -> list[Said]:
+        """What has come, or comes within `timeout` seconds, and a third of the lease; for one thread at a time. Raises
+        WireError, OSError."""
+        said: list[Said] = []
+        if not self.has_more(min(timeout, self.lease / 3)):
+            return said
         with self._use:
-            return received(self._sock)
+            data = received(self._sock)
+        if data == b"":
+            raise WireError("the RTI has ended the connection")
+        self._got += data or b""
+        for frame in whole_frames(self._got, 4 * FRAME_MOST):
+            more: list[Said] = decoded(_SAID, frame, "frame of an RTI")
+            said.extend(more)
+        return said
 
 
 class FederateLink:
-    """The session of a joined federate: what it sends, answers, callbacks."""
+    """The session of a joined federate: what it sends, answers, callbacks.
+
+    Who waits for an answer or a callback reads the connection himself: to be woken by another thread would cost as much
+    as all the rest. In between, and where somebody is to be told of callbacks (`wake`), the link's own thread reads.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = FrameSocket(sock)
@@ -368,22 +388,24 @@ class FederateLink:
         self.batched = False
         self._ticket = 0
         self._changed = threading.Condition()  # covers what follows
-        self._answers: dict[int, tuple[str, Any]] = {}
-        self._asked: set[int] = set()
+        self._answers: dict[int, tuple[str, Any] | None] = {}
+        """By ticket; None: it was asked for, and has not come."""
         self._inbox: deque[tuple[str, tuple[Any, ...]]] = deque()
-        self._lease = 10.0
-        self.wake: Callable[[], None] = lambda: None
+        self._is_read = False
+        self._waits = 0
+        """How often somebody has waited."""
+        self.wake: Callable[[], None] | None = None
         """Called when there are callbacks."""
         self.lost = ""
         """Why there is no connection any more."""
-        self._closed = False
+        self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="federate-link", daemon=True)
         self._thread.start()
 
     def join(self, name: str, action: str, kind: str) -> tuple[int, str]:
         """Handle and name. Raises what the RTI refused with."""
         handle, name, lease = self.ask("join_federation_execution", (name, action, *filter(None, (kind,))))
-        self._lease = float(lease)
+        self._socket.lease = float(lease)
         return int(handle), str(name)
 
     def ask(self, service: str, arguments: Sequence[Any]) -> Any:
@@ -401,16 +423,15 @@ class FederateLink:
             self._ticket += len(calls)
         entries = [_entry(ticket, *call) for ticket, call in zip(tickets, calls, strict=True)]
         with self._changed:
-            self._asked.update(tickets)
+            self._answers.update(dict.fromkeys(tickets))
         for entry in entries:
             self._put(entry)
             if self._size > BATCH_BYTES:
                 self.flush()
         self.flush()
         with self._changed:
-            self._changed.wait_for(lambda: tickets[-1] in self._answers or self.lost, ANSWER_SECONDS)
-            self._asked.difference_update(tickets)
-            answers = [self._answers.pop(ticket, None) for ticket in tickets]
+            self._await(lambda: self._answers[tickets[-1]] or self.lost, ANSWER_SECONDS)
+            answers = [self._answers.pop(ticket) for ticket in tickets]
         if None in answers:
             if not self.lost:
                 self._lose(f"the RTI has not answered for {ANSWER_SECONDS:g} s")
@@ -459,8 +480,7 @@ class FederateLink:
     def taken(self, most: int, timeout: float = 0.0) -> list[tuple[str, tuple[Any, ...]]]:
         """Callbacks that wait, at most so many; none when none comes within `timeout` seconds."""
         with self._changed:
-            if timeout and not self._inbox:
-                self._changed.wait_for(lambda: self._inbox, timeout)
+            self._await(lambda: self._inbox, timeout)
             before = len(self._inbox)
             found = [self._inbox.popleft() for _ in range(min(most, before))]
             if len(self._inbox) <= INBOX_MOST // 2 < before:
@@ -469,7 +489,7 @@ class FederateLink:
 
     def close(self) -> None:
         """End the thread."""
-        self._closed = True
+        self._closed.set()
         self._socket.shut()
         with self._changed:
             self._changed.notify_all()
@@ -480,46 +500,67 @@ class FederateLink:
         with self._changed:
             if not self.lost:
                 self.lost = reason
-                if not self._closed:
+                if not self._closed.is_set():
                     self._inbox.append(("connection_lost", (reason,)))
             self._changed.notify_all()
-        self.wake()
+        if self.wake is not None:
+            self.wake()
+
+    def _await(self, has_come: Callable[[], object], timeout: float) -> None:
+        """Under the lock: wait until something has come."""
+        end = time.monotonic() + timeout
+        while not has_come():
+            left = max(0.0, end - time.monotonic())
+            self._waits += 1
+            if self._is_read or self.lost or self.wake is not None:
+                self._changed.wait(left)
+            else:
+                self._read(left)
+            if not left:
+                return
 
     def _run(self) -> None:
-        got = bytearray()
-        while not self._closed and not self.lost:
-            with guarded("federate link"):
-                try:
-                    self._step(got)
-                except WireError as exc:
-                    self._lose(exc.message)
-                except OSError as exc:
-                    self._lose(f"the connection is lost: {exc}")
-                except Exception as exc:  # noqa: BLE001  # the link is over, and says why
-                    note("federate link", exc)
-                    self._lose(f"what came from the RTI was not understood: {exc}")
-
-    def _step(self, got: bytearray) -> None:
-        """One look at the socket, and a sign of life where it is due."""
-        if time.monotonic() - self._socket.alive_at > self._lease / 3:
-            with self._sending:
-                self._write([])
-        if len(self._inbox) >= INBOX_MOST:
+        pause, seen = PAUSES[0], 0
+        while not self._closed.wait(pause) and not self.lost:
             with self._changed:
-                self._changed.wait_for(lambda: len(self._inbox) < INBOX_MOST or self._closed, self._lease / 3)
-            return
-        data = self._socket.read(self._lease / 3)
-        if data is None:
-            return
-        if not data:
-            raise WireError("the RTI has ended the connection")
-        got += data
-        said: list[Said] = []
-        for frame in whole_frames(got, 4 * FRAME_MOST):
-            more: list[Said] = decoded(_SAID, frame, "frame of an RTI")
-            said.extend(more)
-        if said:
-            self._take(said)
+                if self.wake is None and (self._is_read or self._waits != seen):
+                    pause, seen = min(2 * pause, PAUSES[1]), self._waits
+                else:
+                    self._read(self._socket.lease)
+                    pause = 0.0 if self._waits == seen else PAUSES[0]
+
+    def _read(self, timeout: float) -> None:
+        """Under the lock, which is let go meanwhile: take what comes, and give a sign of life where it is due."""
+        self._is_read = True
+        self._changed.release()
+        try:
+            with guarded("federate link"):
+                self._step(timeout)
+        finally:
+            self._changed.acquire()
+            self._is_read = False
+            self._changed.notify_all()
+
+    def _step(self, timeout: float) -> None:
+        try:
+            if self._socket.is_due() and self._sending.acquire(blocking=False):  # else there is something better
+                try:
+                    self._write([])
+                finally:
+                    self._sending.release()
+            if len(self._inbox) < INBOX_MOST:
+                self._take(self._socket.read(timeout))
+            else:
+                with self._changed:
+                    wait = min(timeout, self._socket.lease / 3)
+                    self._changed.wait_for(lambda: len(self._inbox) < INBOX_MOST or self._closed.is_set(), wait)
+        except WireError as exc:
+            self._lose(exc.message)
+        except OSError as exc:
+            self._lose(f"the connection is lost: {exc}")
+        except Exception as exc:  # noqa: BLE001  # the link is over, and says why
+            note("federate link", exc)
+            self._lose(f"what came from the RTI was not understood: {exc}")
 
     def _take(self, said: list[Said]) -> None:
         callbacks: list[tuple[str, tuple[Any, ...]]] = []
@@ -534,10 +575,10 @@ class FederateLink:
         with self._changed:
             self._inbox.extend(callbacks)
             for ticket, word, value in answers:
-                if ticket in self._asked:
+                if ticket in self._answers:
                     self._answers[ticket] = word, _fixed(value) if word == "" else value
             self._changed.notify_all()
-        if callbacks:
+        if callbacks and self.wake is not None:
             self.wake()
 
 

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from jbi_pubsub.hla import rti
+from jbi_pubsub.hla.ambassador import FrameSocket
 from jbi_pubsub.hla.proxy import Module
 from jbi_pubsub.hla.server import RtiServer
 from jbi_pubsub.hla.sessions import FRAME_MOST, LENGTH
@@ -115,6 +116,42 @@ def test_honest_federates_go_on_while_one_floods_the_rti(
     air = next(each for each in served.status()["federations"] if each["name"] == "Air")
     assert air["federates"][:2] == ["a", "b"]
     assert served.status()["faults"] == faults
+
+
+@pytest.mark.usefixtures("served")
+def test_who_waits_for_the_rti_reads_what_it_says_and_nobody_else_is_woken(
+    federation: Any, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
+) -> None:
+    # Given two federates whose time goes on together
+    reads: list[str] = []
+    read = FrameSocket.read
+
+    def noted(line: FrameSocket, timeout: float) -> Any:
+        found = read(line, timeout)
+        if found:
+            reads.append(threading.current_thread().name)
+        return found
+
+    a, b = (Federate(federation.config, each) for each in ("a", "b"))
+    for each in (a, b):
+        federation.stack.callback(each.rti.disconnect)
+        each.rti.enable_time_regulation(1.0)
+        each.rti.enable_time_constrained()
+        each.until("time_constrained_enabled")
+    # When they go on for a while
+    monkeypatch.setattr(FrameSocket, "read", noted)
+    for step in range(1, 101):
+        for each in (a, b):
+            each.rti.time_advance_request(step)
+        for each in (a, b):
+            assert each.until("time_advance_grant") == ("time_advance_grant", step)
+    # Expect their own thread to have read most answers and callbacks; a busy machine may keep it from some
+    assert reads.count(threading.current_thread().name) > len(reads) / 2
+    # and what comes for one that waits for nothing to be read as well
+    reads.clear()
+    b.rti.register_federation_synchronization_point("go")
+    eventually(a.rti._joined().waits)
+    assert "federate-link" in reads
 
 
 def test_a_federate_that_reads_no_answers_holds_up_nobody(
