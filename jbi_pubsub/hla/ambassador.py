@@ -357,8 +357,8 @@ class FrameSocket(StreamSocket):
         return time.monotonic() - self._alive_at > self.lease / 3
 
     def read(self, timeout: float) -> list[Said]:
-        """What has come, or comes within `timeout` seconds, and a third of the lease; for one thread at a time. Raises
-        WireError, OSError."""
+        """All that has come, or comes within `timeout` seconds and a third of the lease; for one thread at a time.
+        Raises WireError, OSError."""
         said: list[Said] = []
         if not self.has_more(min(timeout, self.lease / 3)):
             return said
@@ -393,7 +393,7 @@ class FederateLink:
         self._inbox: deque[tuple[str, tuple[Any, ...]]] = deque()
         self._is_read = False
         self._waits = 0
-        """How often somebody has waited."""
+        """Number of waits."""
         self.wake: Callable[[], None] | None = None
         """Called when there are callbacks."""
         self.lost = ""
