@@ -147,10 +147,15 @@ class Console:
             if session is not None:
                 session.dark = chosen
 
+        # a q-page is a <main>, in which header and menu are no part of the page's content
+        for element in ui.context.client.layout.descendants():
+            if element.tag == "q-page":
+                element.tag = "div"
         with ui.element("header").classes("jbi-header"):
             words("span", "jbi-pubsub", "brand")
-            menu = ui.button("Menu").props("flat dense no-caps aria-expanded=false").classes("jbi-menu")
-            with ui.element("nav").props('aria-label="Pages"') as pages:
+            menu = ui.button("Menu").props("flat dense no-caps aria-expanded=false aria-controls=jbi-pages")
+            menu.classes("jbi-menu")
+            with ui.element("nav").props('id=jbi-pages aria-label="Pages"') as pages:
                 for name, path in PAGES:
                     if name in ADMIN_PAGES and not self.admin:
                         continue

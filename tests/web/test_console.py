@@ -214,6 +214,9 @@ def test_a_keyboard_reaches_everything_with_a_visible_focus(console: Watched) ->
     page.keyboard.press("Enter")
     page.get_by_role("heading", name="Servers", level=1).wait_for()
     assert page.get_by_role("navigation", name="Pages").locator("[aria-current=page]").inner_text() == "Servers"
+    # and one main part, in which the menu is not
+    assert page.locator("main").count() == 1
+    assert page.locator("main nav").count() == 0
 
 
 def test_colours_are_those_of_the_system_until_chosen(console: Watched) -> None:
