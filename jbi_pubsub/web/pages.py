@@ -217,9 +217,10 @@ def _federations(console: Console) -> None:
         made = {}
         for title, heads in simulations.TABLES.items():
             with region(title):
-                made[title] = table(headed(heads), empty="None", rows=ROWS)
-        words("p", "Of a federate: objects that it may delete, updates of values, values reflected to it, interactions "
-              "sent and received, messages that wait for it. Without a time it is through.", "jbi-note")  # fmt: skip
+                made[title] = table(headed(heads), empty="No simulation runs here", rows=ROWS)
+        words("p", "Counts of a federate: objects that it may delete, updates sent, values reflected to it, "
+              "interactions sent and received, messages that wait for it. One without a time has finished.",
+              "jbi-note")  # fmt: skip
 
         def look() -> None:
             for title, rows in simulations.rows_of(console.observer.snapshot().rtis).items():
