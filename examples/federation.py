@@ -171,24 +171,36 @@ class Federation:
                 heard(facts)
 
     def stop(self) -> None:
-        """End all processes, those that do not within some seconds by force. Safe to call twice."""
+        """End all processes, those that do not within some seconds by force; an interrupt meanwhile ends all of them by
+        force. Safe to call twice."""
         self._stopping = True
-        atexit.unregister(self.stop)
+        try:
+            self._end_in_order()
+        except BaseException:  # Ctrl-C once more
+            for process in self._processes.values():
+                process.kill()
+                _ask_to_end(process, terminate=False)
+            raise
+        finally:
+            atexit.unregister(self.stop)
+        for listener in self._listeners:
+            listener.join(STOP_SECONDS)
+
+    def _end_in_order(self) -> None:
         servers = [name for kind in self._servers for name in kind]
         applications = [name for name in self._processes if name not in servers]
         for kind in (applications, *reversed(self._servers)):
-            ending = [self._processes.pop(name) for name in kind if name in self._processes]
-            for process in ending:
+            ending = {name: self._processes[name] for name in kind if name in self._processes}
+            for process in ending.values():
                 _ask_to_end(process, terminate=kind is not applications)
             deadline = time.monotonic() + STOP_SECONDS
-            for process in ending:
+            for name, process in ending.items():
                 try:
                     process.wait(max(0.0, deadline - time.monotonic()))
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()
-        for listener in self._listeners:
-            listener.join(STOP_SECONDS)
+                del self._processes[name]
 
     def _found_at(self, *locators: str) -> None:
         section = LookupSection(locators=locators, multicast=False, groups=self.config.lookup.groups)

@@ -9,6 +9,7 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -344,6 +345,28 @@ def test_processes_end_with_the_federation_whatever_happens_in_it() -> None:
         fails()
     # Expect nothing to be left
     assert set(psutil.Process().children()) - before == set()
+
+
+@pytest.mark.processes
+def test_an_interrupt_while_processes_end_leaves_none_of_them(
+    monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
+) -> None:
+    # Given a lookup service and a delegate, which ends first, and Ctrl-C while it is waited for
+    before = set(psutil.Process().children())
+    here = Federation().lookup().delegate("alpha", "rome")
+    waited = subprocess.Popen.wait
+
+    def interrupted(process: Any, timeout: float | None = None) -> int:
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        return waited(process, timeout)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess.Popen, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            here.stop()
+    # Expect nothing to be left
+    eventually(lambda: set(psutil.Process().children()) - before == set())
 
 
 @pytest.mark.processes
