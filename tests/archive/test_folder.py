@@ -63,7 +63,7 @@ def test_twice_in_one_process_is_refused_too(tmp_path: Path) -> None:
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(StorageError, match=r"no archive's folder: there is 'thesis.txt'"):
+    with pytest.raises(StorageError, match=r"not an archive's folder: there is 'thesis.txt'"):
         Folder(tmp_path)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["thesis.txt"]
     assert tmp_path.stat().st_mode & 0o777 == 0o755

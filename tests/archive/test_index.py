@@ -398,7 +398,7 @@ def test_damage_met_by_a_query_costs_time_and_no_answer(tmp_path: Path) -> None:
             # Expect it to be made anew if that met the damage
             met += 1
             assert index.position == 0
-            with pytest.raises(StorageError, match="anew"):
+            with pytest.raises(StorageError, match="built again"):
                 index.add([], 5_001)
             index.add(records[:10], 10)
             assert index.count(asked("/m/a"), QUERY, 0, 99) == CandidateCount(10, 10)

@@ -496,7 +496,7 @@ def test_from_the_command_line(
     objects = [json.loads(seen.stdout.readline()) for _ in range(2)]
     assert {each["registration"] for each in objects} == {found[0]["uid"]}
     assert seen.wait() == 0
-    assert f"looking on at {found[0]['uid']}" in seen.stderr()
+    assert f"watching {found[0]['uid']}" in seen.stderr()
     # and who it is beside what is subscribed to; the facts of a node as people read them
     watching = start(*client, "subscribe", "--type", TYPE, "--json")
     watching.fact()

@@ -171,7 +171,7 @@ def test_hostile_names_and_numbers_stay_harmless(
 
 
 def test_the_pages_are_numbered_and_explained() -> None:
-    assert list(PAGES)[-3:] == ["links", "types", "networks"]
+    assert list(PAGES)[-4:] == ["links", "types", "networks", "federations"]
     assert msgspec.convert({}, QualityStatus) == QualityStatus()
     assert DelegateOverview(kind="delegate", address="", uptime=0.0).qos is msgspec.UNSET
 
