@@ -45,10 +45,14 @@ MAX_EXACT_DIGITS: Final = 14
 REGISTERED_MOST: Final = 100
 """Registrations whose invariants are compared with a predicate, some 2 ms; of more nothing is said."""
 
+COMPARED_CHARS: Final = 2_000
+"""Characters of a predicate that is compared: some 10 ms."""
+
 VALUES_SHOWN: Final = 8
 VALUE_MOST: Final = 40
 """Invariant values told as the reason, and characters of each."""
 
+_NO_WORD: Final = re.compile(r"\W", re.ASCII)
 _LONG_NUMBER: Final = re.compile(r"\d{400}")  # the largest double has 309 digits; Python prints no more than 4,300
 _COMPARISONS: Final = frozenset(("=", "!=", "<", "<=", ">", ">="))
 _PATHS: Final = frozenset(("/", "//", "[", "(name)", ":", "*", "@", "attribute", "child", "self", ".", ".."))
@@ -118,12 +122,15 @@ def derive(binder: Binder, predicate: str, namespaces: Mapping[str, str]) -> Der
     return Derivation(predicate, tuple(work.conditions), work.templates())
 
 
-def unmet(
+def missed_invariants(
     binder: Binder, predicate: str, namespaces: Mapping[str, str], registered: Collection[Sequence[EntryRep]]
 ) -> tuple[ImpossibleCondition, ...]:
     """Why `predicate` is false for whatever `registered` publish, by their invariants; () if it may be true for what
     one of them does."""
-    if len(registered) > REGISTERED_MOST:
+    if len(registered) > REGISTERED_MOST or len(predicate) > COMPARED_CHARS or "=" not in predicate:
+        return ()
+    named, fields = _NO_WORD.sub("_", predicate), {f for reps in registered for each in reps for f in each.cls.fields}
+    if not any(field in named for field in fields):  # most demand nothing of an invariant, and are not parsed for that
         return ()
     demands = [each for each in derive(binder, predicate, namespaces).conditions if each.went == "template"]
     found: dict[Demand, dict[str, None]] = {}

@@ -168,9 +168,9 @@ class InformationType:
         outline = self._outline
         why = impossible(expression, namespaces, outline, dict(self.model.prefixes)) if outline is not None else ()
         if not why and registered:
-            from jbi_pubsub.codegen.derive import unmet  # see explain
+            from jbi_pubsub.codegen.derive import missed_invariants  # see explain
 
-            why = unmet(self._binder, expression, namespaces, registered)
+            why = missed_invariants(self._binder, expression, namespaces, registered)
         return tuple(map(str, why))
 
     def derive(self, predicate: str, namespaces: Mapping[str, str] = {}) -> tuple[EntryRep, ...]:
