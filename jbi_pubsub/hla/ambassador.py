@@ -70,6 +70,8 @@ BATCH_BYTES: Final = 256 << 10
 """Limit of calls that are sent together, each of which counts as LEAST_BYTES at least: so they are not more than an RTI
 takes."""
 LEAST_BYTES: Final = 64
+CLOSE_SECONDS: Final = 5.0
+"""For who reads a connection to let go of it."""
 PAUSES: Final = 0.01, 0.25
 """Least and most seconds after which it is looked whether those who wait for what comes, and read it, still do."""
 CALL_BYTES: Final = FRAME_MOST - 2 * BATCH_BYTES
@@ -480,7 +482,7 @@ class FederateLink:
     def taken(self, most: int, timeout: float = 0.0) -> list[tuple[str, tuple[Any, ...]]]:
         """Callbacks that wait, at most so many; none when none comes within `timeout` seconds."""
         with self._changed:
-            self._await(lambda: self._inbox, timeout)
+            self._await(lambda: self._inbox or self._closed.is_set(), timeout)
             before = len(self._inbox)
             found = [self._inbox.popleft() for _ in range(min(most, before))]
             if len(self._inbox) <= INBOX_MOST // 2 < before:
@@ -493,7 +495,8 @@ class FederateLink:
         self._socket.shut()
         with self._changed:
             self._changed.notify_all()
-        self._thread.join(5.0)
+            self._changed.wait_for(lambda: not self._is_read, CLOSE_SECONDS)
+        self._thread.join(CLOSE_SECONDS)
         self._socket.close()
 
     def _lose(self, reason: str) -> None:
@@ -512,10 +515,10 @@ class FederateLink:
         while not has_come():
             left = max(0.0, end - time.monotonic())
             self._waits += 1
-            if self._is_read or self.lost or self.wake is not None:
-                self._changed.wait(left)
-            else:
+            if not (self._is_read or self.lost or self.wake is not None):
                 self._read(left)
+            elif left:
+                self._changed.wait(left)
             if not left:
                 return
 

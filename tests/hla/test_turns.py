@@ -154,6 +154,24 @@ def test_who_waits_for_the_rti_reads_what_it_says_and_nobody_else_is_woken(
     assert "federate-link" in reads
 
 
+@pytest.mark.usefixtures("served")
+def test_who_resigns_ends_the_wait_of_another_thread_for_callbacks(
+    federation: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given a thread that waits for callbacks, and so reads the connection
+    a = Federate(federation.config, "a")
+    federation.stack.callback(a.rti.disconnect)
+    link = a.rti._joined()
+    found: list[bool] = []
+    waits = threading.Thread(target=lambda: found.append(a.rti.evoke_callback(200.0)), name="waits")
+    waits.start()
+    eventually(lambda: link._is_read)
+    # When another one resigns, expect its answer to come, and the wait to end
+    a.rti.resign_federation_execution()
+    waits.join(60.0)
+    assert len(found) == 1
+
+
 def test_a_federate_that_reads_no_answers_holds_up_nobody(
     federation: Any, served: RtiServer, eventually: Callable[..., Any]
 ) -> None:
