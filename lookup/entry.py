@@ -211,7 +211,7 @@ def _text(value: Value, kind: FieldType, field: str) -> str | None:
         value = float(value)
     whole = kind is Decimal and type(value) is int
     if value is not None and not whole and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
-        raise EntryError(f"{field} is {value!r}, which is not a {kind.__name__}", hint="Give the type of the field")
+        raise EntryError(f"{field} is {value!r}, which is not of type {kind.__name__}", hint="Give the type of the field")
     return canonical(value)
 
 
@@ -255,4 +255,4 @@ def parse(text: str | None, kind: FieldType) -> Value:
             return kind(text)
     except (ValueError, ArithmeticError):
         pass  # the one error below names text and type
-    raise EntryError(f"{text!r} is not a {kind.__name__}")
+    raise EntryError(f"{text!r} is not of type {kind.__name__}")

@@ -277,7 +277,7 @@ class Gateway(HttpServer):
         try:
             return from_json(operation.body, whole)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-            raise ArgumentError(f"the body is not a {operation.body.__name__}: {exc}"[:300]) from exc
+            raise ArgumentError(f"the body is not of type {operation.body.__name__}: {exc}"[:300]) from exc
 
     async def _live(self, receive: Receive, send: Send) -> None:
         while True:

@@ -174,7 +174,7 @@ def test_canonical_text_gives_the_value_back(value):
 
 @pytest.mark.parametrize(("text", "kind"), [("x", int), ("TRUE", bool), ("1,5", Decimal), ("", float)])
 def test_text_of_another_type_is_refused(text, kind):
-    with pytest.raises(EntryError, match=f"no {kind.__name__}"):
+    with pytest.raises(EntryError, match=f"not of type {kind.__name__}"):
         parse(text, kind)
 
 

@@ -544,7 +544,7 @@ class TestAdministration:
     )  # fmt: skip
     def test_a_malformed_locator_is_refused_and_nothing_changed(self, registrar, locator):
         registrar.set_locators(("host:1",))
-        with pytest.raises(ConfigurationError, match=r"host:port|limit"):
+        with pytest.raises(ConfigurationError, match=r"HOST:PORT|limit"):
             registrar.set_locators(("other:1", locator))
         assert registrar.admin().locators == ("host:1",)
 

@@ -403,5 +403,5 @@ def test_a_guard_is_on_a_field_of_a_record() -> None:
         sent_within(space("weather"), at, field={"at.X": {"unit": ["m", "s"]}})
     with pytest.raises(ConfigurationError, match="Point is something else there"):
         sent_within(space("weather", second="speed"), at)
-    with pytest.raises(ConfigurationError, match="no record"):
+    with pytest.raises(ConfigurationError, match="not a record"):
         made({"class": [{"name": "Aircraft", "attribute": {"altitude": {"field": {"X": {"step": 1.0}}}}}]})
