@@ -211,7 +211,7 @@ def _text(value: Value, kind: FieldType, field: str) -> str | None:
         value = float(value)
     whole = kind is Decimal and type(value) is int
     if value is not None and not whole and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
-        raise EntryError(f"{field} is {value!r}, which is not of type {kind.__name__}", hint="Give the type of the field")
+        raise EntryError(f"{field} is {value!r}, not of type {kind.__name__}", hint="Give the type of the field")
     return canonical(value)
 
 
