@@ -359,10 +359,9 @@ class FrameSocket(StreamSocket):
         return time.monotonic() - self._alive_at > self.lease / 3
 
     def read(self, timeout: float) -> list[Said]:
-        """All that has come, or comes within `timeout` seconds and a third of the lease; for one thread at a time.
-        Raises WireError, OSError."""
+        """All that has come, or comes within `timeout` seconds; for one thread at a time. Raises WireError, OSError."""
         said: list[Said] = []
-        if not self.has_more(min(timeout, self.lease / 3)):
+        if not self.has_more(timeout):
             return said
         with self._use:
             data = received(self._sock)
@@ -538,7 +537,7 @@ class FederateLink:
         self._changed.release()
         try:
             with guarded("federate link"):
-                self._step(timeout)
+                self._step(min(timeout, self._socket.lease / 3))
         finally:
             self._changed.acquire()
             self._is_read = False
@@ -555,8 +554,7 @@ class FederateLink:
                 self._take(self._socket.read(timeout))
             else:
                 with self._changed:
-                    wait = min(timeout, self._socket.lease / 3)
-                    self._changed.wait_for(lambda: len(self._inbox) < INBOX_MOST or self._closed.is_set(), wait)
+                    self._changed.wait_for(lambda: len(self._inbox) < INBOX_MOST or self._closed.is_set(), timeout)
         except WireError as exc:
             self._lose(exc.message)
         except OSError as exc:
