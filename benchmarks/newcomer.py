@@ -5,6 +5,7 @@
 Each system gets a folder and a virtual environment of its own. A server of the distribution has to be installed before,
 which is not measured; without it the system is skipped, and the output says what to install. Packages come from the
 mirror of this machine: their times say little about other networks. Each step runs once.
+RabbitMQ leaves the port mapper of Erlang (epmd) running.
 """
 
 from __future__ import annotations
@@ -67,6 +68,8 @@ async def main():
 asyncio.run(main())
 """,
 }
+RABBIT_SERVER: Final = "/usr/lib/rabbitmq/bin/rabbitmq-server"
+"""Debian's; the script of that name in the path changes to a user that can't write to our folder."""
 RABBIT: Final = {
     "subscriber.py": """\
 import pika
@@ -173,7 +176,7 @@ class Server(subprocess.Popen[bytes]):
     """A server in `folder`, ended when the block ends."""
 
     def __init__(self, *words: str | Path, folder: Path) -> None:
-        places = {f"RABBITMQ_{each}_BASE": str(folder) for each in ("MNESIA", "LOG")}
+        places = {f"RABBITMQ_{each}_BASE": str(folder) for each in ("MNESIA", "LOG")} | {"HOME": str(folder)}
         super().__init__(
             words, cwd=folder, env={**os.environ, **places}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
@@ -194,7 +197,7 @@ def main() -> None:
         print("| **NATS** | |")
         theirs(folders[1], "nats-server", "nats-py", NATS, 4222, "nats-server", "-a", "127.0.0.1", "-p", "4222")
         print("| **RabbitMQ** | |")
-        theirs(folders[2], "rabbitmq-server", "pika", RABBIT, 5672, "rabbitmq-server")
+        theirs(folders[2], "rabbitmq-server", "pika", RABBIT, 5672, RABBIT_SERVER)
 
 
 if __name__ == "__main__":
