@@ -43,7 +43,13 @@ FAST: Final[dict[str, dict[str, Any]]] = {
 
 @click.group(cls=NearNames)
 def bench() -> None:
-    """Measure on this machine."""
+    """Measure on this machine.
+
+    \b
+    jbi bench match
+    jbi bench qos cpu --rounds 1 --seconds 10
+    jbi bench domains bytes --quick
+    """
 
 
 class _Plotted(JsonArguments):

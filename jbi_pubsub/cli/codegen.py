@@ -121,7 +121,13 @@ class _CodegenGenerate(_CodegenType):
 
 @command(codegen, _CodegenGenerate)
 def generate(given: _CodegenGenerate) -> int:
-    """Generate (the default subcommand)."""
+    """Generate the Entry classes of a schema, as Python (the default subcommand).
+
+    \b
+    jbi codegen Intel_Imagery.xsd -o intel_imagery.py
+    jbi codegen Intel_Imagery.xsd -o intel_imagery.py --check
+    jbi codegen Intel_Imagery.xsd --dictionary -o intel_imagery.md
+    """
     output = given.output
     model = OPENER.open(given.bundle(), cache_dir=given.settings.load().type_cache()).model
     if given.dump_model:
@@ -150,7 +156,11 @@ class _CodegenMarks(_CodegenSource):
 
 @command(codegen, _CodegenMarks)
 def marks(given: _CodegenMarks) -> None:
-    """Draft a marks file from samples: the elements that are equal in all of them."""
+    """Draft a marks file from samples: the elements that are equal in all of them.
+
+    \b
+    jbi codegen marks cap12.xsd --from alerts/*.xml > marks.json
+    """
     from jbi_pubsub.codegen.drafting import draft_marks
 
     documents = [parse_metadata(path.read_bytes(), what=str(path)) for path in (*given.samples, *given.more)]
@@ -166,7 +176,11 @@ class _CodegenExplain(_CodegenType, JsonArguments):
 
 @command(codegen, _CodegenExplain)
 def explain(given: _CodegenExplain) -> None:
-    """Show which parts of a predicate are matched at registration, and why the others are not."""
+    """Show which parts of a predicate are matched at registration, and why the others are not.
+
+    \b
+    jbi codegen explain Intel_Imagery.xsd "//publisher='418th' and //lat > 33"
+    """
     from jbi_pubsub.codegen.repository import TypeRepository
     from jbi_pubsub.core.xpath import compile_predicate
 

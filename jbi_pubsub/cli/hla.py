@@ -25,7 +25,13 @@ if TYPE_CHECKING:
 
 @click.group(cls=NearNames)
 def hla() -> None:
-    """Federations in the sense of the HLA (IEEE 1516)."""
+    """Federations in the sense of the HLA (IEEE 1516).
+
+    \b
+    jbi hla serve --federation Air --fom air.xml    # an RTI
+    jbi hla link --federation Air --at 10.0.0.7:4160
+    jbi hla explore --scenario save                 # all possible ends of bridged federations
+    """
 
 
 class _HlaServe(JsonArguments):

@@ -28,7 +28,7 @@ from jbi_pubsub.lookup.client.proxy import EXPORTED, Administered, RegistrarProx
 from jbi_pubsub.lookup.opening import open_lookup
 
 from .near import NearNames
-from .options import HOST, METRICS_PORT, PORT, Arguments, JsonArguments, argument, command, flag, group, option
+from .options import HOST, METRICS_PORT, PORT, JsonArguments, argument, command, flag, group, option
 from .settings import CommandSettings, pass_settings, places
 from .show import counted
 from .signals import ending_signals
@@ -115,7 +115,7 @@ def _administered(locators: tuple[str, ...]) -> str:
     return locators[0]
 
 
-class _RegistrarChange(Arguments):
+class _RegistrarChange(JsonArguments):
     action: str = argument(type=click.Choice(("show", "set", "add", "remove")), default="show")
     names: tuple[str, ...] = argument(metavar="[NAME]...", nargs=-1)
     none: bool = flag("With `set`: none.")
@@ -145,7 +145,7 @@ def groups(given: _RegistrarChange) -> None:
     jbi lookup admin groups set --none         no client finds it
     """
     found = given.done("NAME", RegistrarProxy.change_groups, RegistrarProxy.set_groups)
-    click.echo(f"serves {_groups(found.groups)}")
+    tell_ready(given.as_json, {"groups": list(found.groups)}, f"serves {_groups(found.groups)}")
 
 
 class _Locators(_RegistrarChange):
@@ -161,10 +161,11 @@ def locators(given: _Locators) -> None:
     jbi lookup admin locators add other.example.org:4160
     """
     found = given.done("HOST:PORT", RegistrarProxy.change_locators, RegistrarProxy.set_locators)
-    click.echo(f"joins {', '.join(found.locators) or 'nobody by address'}")
+    line = f"joins {', '.join(found.locators) or 'nobody by address'}"
+    tell_ready(given.as_json, {"locators": list(found.locators)}, line)
 
 
-class _Port(Arguments):
+class _Port(JsonArguments):
     action: str = argument(type=click.Choice(("show", "set")), default="show")
     number: int | None = argument(type=click.IntRange(0, 65535), required=False)
 
@@ -181,7 +182,7 @@ def port(given: _Port) -> None:
         raise click.UsageError("`port set` needs a number, `port show` none")
     with _registrar(given.settings) as proxy:
         found = proxy.administered() if given.number is None else proxy.set_port(given.number)
-    click.echo(f"listens on port {found.port}")
+    tell_ready(given.as_json, {"port": found.port}, f"listens on port {found.port}")
 
 
 def _check_set(given: tuple[str, ...], action: str, what: str, none: bool) -> None:
@@ -196,7 +197,11 @@ def _check_set(given: tuple[str, ...], action: str, what: str, none: bool) -> No
 @click.confirmation_option(prompt="Forget all registrations and end this lookup service?")
 @pass_settings
 def destroy(settings: CommandSettings) -> None:
-    """End it permanently; all registrations are deleted."""
+    """End it permanently; all registrations are deleted.
+
+    \b
+    jbi lookup admin --at 10.0.0.7:4160 destroy --yes
+    """
     with _registrar(settings) as proxy:
         proxy.destroy()
     click.echo("destroyed")

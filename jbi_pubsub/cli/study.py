@@ -245,7 +245,7 @@ def import_command(given: _StudyImport) -> None:
     registration.
 
     \b
-    jbi study import examples/data/cap --schema examples/data/cap/cap12.xsd \
+    jbi study import examples/data/cap --schema examples/data/cap/cap12.xsd \\
         --marks examples/data/cap/marks.json --out alerts
     jbi study import archive.parquet --contracts data --max-rejects 0 --out archive
     """

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 @group(TableArguments)
 def subscriptions(given: TableArguments) -> None:
-    """List e-mail subscriptions and durable ones; renew or cancel one by e-mail. Reset a durable one.
+    """List e-mail and durable subscriptions; renew or cancel an e-mail one, reset or end a durable one.
 
     `suspended` lists recipients that get no mail until the subscription is made again: those that the mail server has
     refused permanently several times, with its last answer, and those who have unsubscribed. `mailed` and `lost` count

@@ -62,6 +62,10 @@ def test_what_an_administrator_sets_is_shown_and_in_force_after_kill_9(
     assert admin(at, "locators", "add", "127.0.0.1:1", "LOCALHOST:2").out == "joins 127.0.0.1:1, localhost:2\n"
     assert admin(at, "locators", "remove", "127.0.0.1:1").out == "joins localhost:2\n"
     assert admin(at, "port", "set", str(port)).out == f"listens on port {port}\n"
+    # Expect programs to read the same
+    assert json.loads(admin(at, "port", "--json").out) == {"port": port}
+    assert json.loads(admin(at, "groups", "--json").out) == {"groups": ["lab", ""]}
+    assert json.loads(admin(at, "locators", "--json").out) == {"locators": ["localhost:2"]}
     # Expect it to serve there, the same one
     moved = f"127.0.0.1:{port}"
     [status] = json.loads(said("--no-multicast", "status", moved, "--json").out)

@@ -63,12 +63,13 @@ def test_a_lookup_service_starts_without_what_only_others_need() -> None:
 @pytest.mark.parametrize("option", ["--help", "-h"])
 @pytest.mark.parametrize("command", commands(jbi), ids=lambda path: " ".join(path) or "jbi")
 def test_every_command_explains_itself(command: tuple[str, ...], option: str, said: Callable[..., Any]) -> None:
-    # Expect usage and a sentence, for people who have nothing running
+    # Expect usage, a sentence and an example, for people who have nothing running
     answer = said(*command, option)
     assert (answer.code, answer.err) == (0, "")
     assert answer.out.startswith(" ".join(("Usage: jbi", *command)))
-    _usage, explanation, *_ = answer.out.split("\n\n")
+    _usage, explanation, *more = answer.out.split("\n\n")
     assert explanation.strip().endswith(".")
+    assert re.search(r"^  .*\bjbi\b", "\n".join(more).partition("Options:")[0], re.M)
 
 
 def test_the_help_of_all_imports_no_command_and_says_what_they_say() -> None:
