@@ -47,13 +47,12 @@ from .exceptions import (
     FederateAlreadyExecutionMember,
     FederateNotExecutionMember,
     FederationExecutionDoesNotExist,
-    InconsistentFom,
     NotConnected,
 )
 from .execution import CONVEYED
 from .federate import FederateAmbassador
 from .fom import Fom, Order, parsed
-from .proxy import Module, Rti, living, modules_of
+from .proxy import Layers, Rti, living, modules_of
 from .services import FederateServices
 from .sessions import FRAME_MOST, LENGTH, Said, received, whole_frames
 from .support import SupportServices
@@ -87,7 +86,8 @@ class RTIAmbassador(FederateServices, SupportServices):
         self._community: JoinManager | None = None
         self._ambassador = FederateAmbassador()
         self._fom: Fom | None = None
-        self._modules: tuple[Module, ...] = ()
+        self._execution: ServiceItem | None = None
+        self._federation_name = ""
         self._link: FederateLink | None = None
         self._evoking = False
         self._enabled = True
@@ -164,26 +164,18 @@ class RTIAmbassador(FederateServices, SupportServices):
         timeout: float = FIND_SECONDS,
     ) -> int:
         """Join; the handle of this federate (clause 4.9). `name` is its own in the federation; `federate_type` what it
-        is, for who monitors the federation; `resign_action` what is done when it dies; `modules` files of what it knows
-        of the object model, which add no classes or members to that of the federation. Raises
-        FederationExecutionDoesNotExist when none is found within `timeout` seconds, FederateNameAlreadyInUse,
-        FederateAlreadyExecutionMember, SaveInProgress, InvalidResignAction, ErrorReadingFom, InconsistentFom."""
+        is, for who monitors the federation; `resign_action` what is done when it dies; `modules` files that the object
+        model of the federation has from then on. Raises FederationExecutionDoesNotExist when none is found within
+        `timeout` seconds, FederateNameAlreadyInUse, FederateAlreadyExecutionMember, SaveInProgress,
+        InvalidResignAction, ErrorReadingFom, InconsistentFom."""
         if self._link is not None and not self._link.lost:
             raise FederateAlreadyExecutionMember(f"the federate is joined, as {self._name}", hint="Resign first")
         own = modules_of(modules)
         self._drop()
         item = self._federation(federation, timeout)
-        self._modules = self._call(item, "modules", tuple[Module, ...], federation)
-        self._fom = parsed(*self._modules)
-        if more := [each for each in own if each not in self._modules]:
-            fom = parsed(*self._modules, *more)
-            if fom.digest != self._fom.digest:
-                raise InconsistentFom(
-                    f"{', '.join(each.name for each in more)}: they add to the object model of {federation[:200]!r}",
-                    hint="Give all modules of a federation when it is created",
-                )
-            self._fom = fom
-        token = self._call(item, "join", str, federation)
+        token = self._call(item, "join", str, federation, own)
+        self._execution, self._federation_name, self._fom = item, federation, None
+        self._learned()
         sock = dial(item.proxy, DATA, self._config.security(), ANSWER_SECONDS)
         try:
             greet(StreamSocket(sock), Hello.of(token))
@@ -325,6 +317,15 @@ class RTIAmbassador(FederateServices, SupportServices):
         if self._fom is None:
             raise FederateNotExecutionMember("the federate is not joined", hint="Call join_federation_execution")
         return self._fom
+
+    def _learned(self) -> bool:
+        if self._execution is None or (self._fom is not None and (self._link is None or self._link.lost)):
+            return False
+        layers = self._call(self._execution, "modules", Layers, self._federation_name)
+        if self._fom is not None and len(layers) == len(self._fom.layers):
+            return False
+        self._fom = parsed(*layers[0], added=layers[1:])
+        return True
 
     @property
     def federate_handle(self) -> int:

@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Final, Protocol
 
@@ -21,7 +21,7 @@ from jbi_pubsub.core.wire.endpoint import Caller, Endpoint
 from jbi_pubsub.protocol.services import STATUS
 
 from .exceptions import RtiInternalError
-from .proxy import Module
+from .proxy import Layers, Module
 
 MODULES_BYTES: Final = 24 << 20
 """Limit of all modules of a federation."""
@@ -94,6 +94,12 @@ class StatusCalls:
         return self._status()
 
 
+def check_size(modules: Iterable[Module]) -> None:
+    """Raises RtiInternalError."""
+    if sum(len(each.data) for each in modules) > MODULES_BYTES:
+        raise RtiInternalError(f"modules of more than {MODULES_BYTES:,} bytes", hint="Serve it with jbi hla serve")
+
+
 class Door(Protocol):
     """Where federates find a federation."""
 
@@ -107,12 +113,14 @@ class Door(Protocol):
         """End a federation. Raises RtiError."""
         ...
 
-    def open(self, name: str) -> str:
-        """A token for a session in which a federate joins. Raises FederationExecutionDoesNotExist."""
+    def open(self, name: str, modules: Sequence[Module]) -> str:
+        """A token for a session in which a federate joins, with modules that it brings. Raises
+        FederationExecutionDoesNotExist, ErrorReadingFom, InconsistentFom, RtiInternalError."""
         ...
 
-    def modules(self, name: str) -> tuple[Module, ...]:
-        """Modules of its object model. Raises FederationExecutionDoesNotExist."""
+    def modules(self, name: str) -> Layers:
+        """Modules of its object model: those of its creation, and each addition. Raises
+        FederationExecutionDoesNotExist."""
         ...
 
 
@@ -125,8 +133,7 @@ class Calls:
     @exported
     def create(self, caller: Caller, name: str, modules: list[Module]) -> str:
         self._door.front.allow(caller, "administer", name)
-        if sum(len(each.data) for each in modules) > MODULES_BYTES:
-            raise RtiInternalError(f"modules of more than {MODULES_BYTES:,} bytes", hint="Serve it with jbi hla serve")
+        check_size(modules)
         return self._door.create(name, modules)
 
     @exported
@@ -135,11 +142,12 @@ class Calls:
         self._door.destroy(name)
 
     @exported
-    def join(self, caller: Caller, name: str) -> str:
+    def join(self, caller: Caller, name: str, modules: list[Module]) -> str:
         self._door.front.allow(caller, "connect", name)
-        return self._door.open(name)
+        check_size(modules)
+        return self._door.open(name, modules)
 
     @exported
-    def modules(self, caller: Caller, name: str) -> tuple[Module, ...]:
+    def modules(self, caller: Caller, name: str) -> Layers:
         self._door.front.allow(caller, "connect", name)
         return self._door.modules(name)

@@ -9,15 +9,18 @@ and HLAinteractionRoot are there in any case.
 Modules are merged (clause 4.1.4 of IEEE 1516-2010): a class may stand in several, as itself or without members; where
 two say different things of it, they are refused, but for members that a module of IEEE 1516.2-2025 adds. Handles are
 positions, counted from 1 in the order of names, so they are the same for all who have read the same modules, in
-whichever order.
+whichever order. What modules add with which a federate joins later has the handles behind those that there are, so
+these stay: what is counted as one addition, and in which order they came, is the same for all.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+from collections import defaultdict
+from collections.abc import Sequence
 from functools import lru_cache
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Final, Literal, NamedTuple, NoReturn, TypeVar
 
 from immutables import Map
@@ -39,6 +42,7 @@ from .exceptions import (
     RtiError,
 )
 from .omt import children, is_of_2025, local_name, root_of, text_of
+from .proxy import Layers, Module
 from .rules import check
 
 Order = Literal["receive", "timestamp"]
@@ -115,8 +119,8 @@ class Fom(NamedTuple):
     """Handle of HLAprivilegeToDeleteObject."""
     digest: str
     """The same for models that say the same."""
-    modules: tuple[tuple[str, bytes], ...] = ()
-    """What it was read from, by name."""
+    layers: Layers = ()
+    """The modules that it was read from, by name: those of its creation, and each addition."""
     rates: Map[str, float] = Map()
     """Update rates by name: so many a second at most; 0.0: all."""
     dimensions: tuple[Dimension, ...] = ()
@@ -145,6 +149,11 @@ class Fom(NamedTuple):
         """Encoding of a data type of the model, or of the standard: `fom.codec("SpatialStruct").decode(value)`. Raises
         NameNotFound, ErrorReadingFom for one whose encoding is not known."""
         return types_of(*self.modules).layout(data_type)
+
+    @property
+    def modules(self) -> tuple[Module, ...]:
+        """All that it was read from, by name."""
+        return tuple(module for layer in self.layers for module in layer)
 
     def _class(self, kind: str, root: str, name: str, what: str) -> int:
         found = self.names.get(kind + name) or self.names.get(f"{kind}{root}.{name}")
@@ -224,27 +233,44 @@ class _Said(NamedTuple):
     is_adding: bool = False
     """A module of IEEE 1516.2-2025, which may add members to a class."""
     dimensions: tuple[str, ...] = ()
+    layer: int = 0
+    """The addition with which it came; 0: it was there at the creation."""
+    since: Map[str, int] = Map()
+    """The same of its members; without those of the creation."""
+
+
+class _Source(NamedTuple):
+    """A module that is read."""
+
+    module: str
+    is_adding: bool
+    layer: int
 
 
 _Sayings = dict[str, list[_Said]]
+_Roots = list[tuple[int, str, Element]]
+"""Layer, name and content of each module."""
 
 
-def parsed(*modules: tuple[str, bytes]) -> Fom:
-    """The model that modules make together, in whichever order; each with its name, for messages. Raises
-    ErrorReadingFom, InconsistentFom."""
+def parsed(*modules: tuple[str, bytes], added: Sequence[Sequence[tuple[str, bytes]]] = ()) -> Fom:
+    """The model that modules make together, in whichever order; each with its name, for messages. `added`: the modules
+    of each addition, in the order of these. Raises ErrorReadingFom, InconsistentFom."""
     objects: _Sayings = {OBJECT_ROOT: [_Said({}, None, "the standard")]}
     interactions: _Sayings = {INTERACTION_ROOT: [_Said({}, None, "the standard")]}
-    roots = [(name, root_of(name, data)) for name, data in sorted(modules)]
-    for name, root in roots:
-        _read_module(name, root, objects, interactions)
-    check(roots)
-    return _made(_agreed(objects), _agreed(interactions), roots)._replace(modules=tuple(sorted(modules)))
+    layers = tuple(tuple(sorted(Module(*module) for module in each)) for each in (modules, *added))
+    roots = [(layer, name, root_of(name, data)) for layer, each in enumerate(layers) for name, data in each]
+    for layer, name, root in roots:
+        _read_module(_Source(name, is_of_2025(root), layer), root, objects, interactions)
+    check([(name, root) for _, name, root in roots])
+    sayings = [each for said in (*objects.values(), *interactions.values()) for each in said]
+    dimensions = _dimensions(roots, sayings)
+    return _made(_agreed(objects), _agreed(interactions), dimensions, _rates(roots))._replace(layers=layers)
 
 
-def _rates(roots: list[tuple[str, Element]]) -> dict[str, float]:
+def _rates(roots: _Roots) -> dict[str, float]:
     """The update rates of all modules (IEEE 1516.2-2010, 4.10)."""
     found: dict[str, float] = {}
-    tables = [(module, table) for module, root in roots for table in children(root, "updateRates")]
+    tables = [(module, table) for _, module, root in roots for table in children(root, "updateRates")]
     for module, row in [(module, row) for module, table in tables for row in children(table, "updateRate")]:
         name, said = text_of(row, "name"), text_of(row, "rate")
         what = f"{module}:{row.sourceline}: the update rate {name[:100]!r}"
@@ -255,12 +281,12 @@ def _rates(roots: list[tuple[str, Element]]) -> dict[str, float]:
     return found
 
 
-def _read_module(name: str, root: Element, objects: _Sayings, interactions: _Sayings) -> None:
+def _read_module(source: _Source, root: Element, objects: _Sayings, interactions: _Sayings) -> None:
     if local_name(root) != "objectModel":
         raise ErrorReadingFom(
-            f"{name} is not a module: its root is {local_name(root)}, not objectModel",
+            f"{source.module} is not a module: its root is {local_name(root)}, not objectModel",
             hint="Give a file in OMT XML",
-            file=name,
+            file=source.module,
         )
     for part, kind, member, said in (
         ("objects", "objectClass", "attribute", objects),
@@ -268,11 +294,11 @@ def _read_module(name: str, root: Element, objects: _Sayings, interactions: _Say
     ):
         for table in children(root, part):
             for each in children(table, kind):
-                _read_class((name, is_of_2025(root)), each, (kind, member), "", said)
+                _read_class(source, each, (kind, member), "", said)
 
 
-def _read_class(source: tuple[str, bool], element: Element, kinds: tuple[str, str], above: str, said: _Sayings) -> None:
-    (module, is_adding), (kind, member) = source, kinds
+def _read_class(source: _Source, element: Element, kinds: tuple[str, str], above: str, said: _Sayings) -> None:
+    (module, is_adding, layer), (kind, member) = source, kinds
     where = f"{module}:{element.sourceline}"
     name = above + ("." if above else "") + _name_of(element, where)
     if name.count(".") >= DEPTH_MOST or len(said) >= CLASSES_MOST:
@@ -296,7 +322,8 @@ def _read_class(source: tuple[str, bool], element: Element, kinds: tuple[str, st
         if one.name in members:
             raise InconsistentFom(f"{place}: {name} has {one.name} twice", hint="Leave one", file=module)
         members[one.name] = one
-    made = _Said(members, _order(element, where), where, _transportation(element), is_adding, _dimensions_of(element))
+    made = _Said(members, _order(element, where), where, _transportation(element), is_adding, _dimensions_of(element),
+                 layer)  # fmt: skip
     said.setdefault(name, []).append(made)
     for each in children(element, kind):
         _read_class(source, each, kinds, name, said)
@@ -307,12 +334,17 @@ def _agreed(said: _Sayings) -> dict[str, _Said]:
     of its attributes are is a question apart: the standard's own module speaks of the privilege alone."""
     found = {}
     for name in sorted(said):
+        since = {PRIVILEGE: 0} if name == OBJECT_ROOT else {}
+        for each in said[name]:
+            since = dict.fromkeys(each.members, each.layer) | since
         privileges = [each._replace(members={PRIVILEGE: each.members.pop(PRIVILEGE)}) for each in said[name]
                       if name == OBJECT_ROOT and PRIVILEGE in each.members]  # fmt: skip
         found[name] = _same(name, said[name])
         if name == OBJECT_ROOT:
             privilege = _same(name, privileges).members if privileges else {PRIVILEGE: ClassMember(PRIVILEGE)}
             found[name] = found[name]._replace(members=found[name].members | privilege)
+        layer = min(each.layer for each in said[name])
+        found[name] = found[name]._replace(layer=layer, since=Map(filter(itemgetter(1), since.items())))
     return found
 
 
@@ -339,7 +371,12 @@ def _refuse(name: str, one: _Said, other: _Said, differs: set[str]) -> NoReturn:
     )
 
 
-def _made(objects: dict[str, _Said], interactions: dict[str, _Said], roots: list[tuple[str, Element]]) -> Fom:
+def _made(
+    objects: dict[str, _Said],
+    interactions: dict[str, _Said],
+    dimensions: tuple[Dimension, ...],
+    rates: dict[str, float],
+) -> Fom:
     if sum(len(each.members) for said in (objects, interactions) for each in said.values()) > MEMBERS_MOST:
         raise ErrorReadingFom(f"more than {MEMBERS_MOST:,} attributes and parameters", hint="Split the model")
     object_classes, attributes = _numbered(objects)
@@ -349,50 +386,55 @@ def _made(objects: dict[str, _Said], interactions: dict[str, _Said], roots: list
         | {f"i:{each.name}": each.handle for each in interaction_classes}
     )
     privilege = next(n for n, each in enumerate(attributes, 1) if each.name == PRIVILEGE)
-    named = {name for each in attributes for name in each.dimensions}
-    named.update(name for each in interaction_classes for name in each.dimensions)
-    dimensions = _dimensions(roots, named)
     names = names.update({f"d:{each.name}": handle for handle, each in enumerate(dimensions, 1)})
-    rates = _rates(roots)
     told = repr((object_classes, attributes, interaction_classes, parameters, *sorted(rates.items()), dimensions))
     digest = hashlib.sha256(told.encode()).hexdigest()[:32]
     return Fom(object_classes, attributes, interaction_classes, parameters, names, privilege, digest,
                rates=Map(rates), dimensions=dimensions)  # fmt: skip
 
 
-def _dimensions(roots: list[tuple[str, Element]], named: set[str]) -> tuple[Dimension, ...]:
+def _dimensions(roots: _Roots, sayings: list[_Said]) -> tuple[Dimension, ...]:
     """Dimensions of all modules, and those that are named here, and the standard's or of a module that is not there."""
     found: dict[str, int] = {}
-    for module, root in roots:
+    layers: dict[str, int] = {}
+    for each in sorted(sayings, key=attrgetter("layer")):
+        for names in (each.dimensions, *(member.dimensions for member in each.members.values())):
+            layers = dict.fromkeys(names, each.layer) | layers
+    for layer, module, root in roots:
         for row in (row for table in children(root, "dimensions") for row in children(table, "dimension")):
             name, said = text_of(row, "name"), text_of(row, "upperBound")
             upper = min(int(said), DIMENSION_MOST) if said.isdecimal() else DIMENSION_MOST
+            layers[name] = min(layer, layers.get(name, layer))
             if found.setdefault(name, upper) != upper:
                 where = f"{module}:{row.sourceline}"
                 raise InconsistentFom(f"{where}: {name} has another upper bound elsewhere", hint="Say the same in both")
-    return tuple(Dimension(name, found.get(name, DIMENSION_MOST)) for name in sorted({*found, *named}))
+    ordered = sorted(layers, key=lambda name: (layers[name], name))
+    return tuple(Dimension(name, found.get(name, DIMENSION_MOST)) for name in ordered)
 
 
 def _numbered(said: dict[str, _Said]) -> tuple[tuple[Class, ...], tuple[ClassMember, ...]]:
-    """Classes and members with their handles; a class above another one sorts before it."""
+    """Classes and members with their handles; a class above another one comes before it."""
+    ordered = sorted(
+        (each.since.get(member, 0), name, member) for name, each in said.items() for member in each.members
+    )
+    members = tuple(said[name].members[member] for _, name, member in ordered)
+    own: dict[str, list[int]] = defaultdict(list)
+    for number, (_, name, _) in enumerate(ordered, 1):
+        own[name].append(number)
     classes: dict[str, Class] = {}
-    members: list[ClassMember] = []
-    for handle, name in enumerate(sorted(said), 1):
+    for handle, name in enumerate(sorted(said, key=lambda name: (said[name].layer, name)), 1):
         parent = classes.get(name.rpartition(".")[0])
-        own = [said[name].members[each] for each in sorted(said[name].members)]
         inherited = parent.members if parent else ()
         taken = {members[each - 1].name for each in inherited}
-        for each in own:
-            if each.name in taken:
-                raise InconsistentFom(
-                    f"{said[name].where}: {name} has {each.name}, which a class above it has", hint="Leave one"
-                )
-        handles = range(len(members) + 1, len(members) + 1 + len(own))
-        members.extend(own)
+        if twice := sorted(taken.intersection(said[name].members)):
+            raise InconsistentFom(
+                f"{said[name].where}: {name} has {twice[0]}, which a class above it has", hint="Leave one"
+            )
         above = (handle, *(parent.above if parent else ()))
-        classes[name] = Class(handle, name, above, (*inherited, *handles), said[name].order or "receive",
+        members_of = tuple(sorted((*inherited, *own[name])))
+        classes[name] = Class(handle, name, above, members_of, said[name].order or "receive",
                               said[name].transportation, said[name].dimensions)  # fmt: skip
-    return tuple(classes.values()), tuple(members)
+    return tuple(classes.values()), members
 
 
 def _name_of(element: Element, where: str) -> str:

@@ -35,7 +35,7 @@ from jbi_pubsub.protocol.entries import RTI_TYPE
 
 from .calls import Calls, Front
 from .exceptions import FederationExecutionDoesNotExist, RtiInternalError
-from .proxy import RTI, RTI_LINK_TYPE, Module, Rti, living
+from .proxy import RTI, RTI_LINK_TYPE, Layers, Module, Rti, living
 from .sessions import received, sent
 
 log = logging.getLogger("jbi_pubsub.hla")
@@ -168,15 +168,16 @@ class RtiLink:
         """Raises RtiInternalError."""
         raise RtiInternalError(f"{name[:200]!r} can't be ended over a link", hint="Do it where its RTI is")
 
-    def open(self, name: str) -> str:
-        """A token for a session in which a federate joins. Raises FederationExecutionDoesNotExist."""
+    def open(self, name: str, modules: Sequence[Module]) -> str:
+        """A token for a session in which a federate joins, with modules that it brings. Raises what the RTI raises,
+        FederationExecutionDoesNotExist."""
         self._check(name)
-        return self._tokens.issue(self.ask("join", str, self._federation))
+        return self._tokens.issue(self.ask("join", str, self._federation, modules))
 
-    def modules(self, name: str) -> tuple[Module, ...]:
+    def modules(self, name: str) -> Layers:
         """Modules of the object model. Raises FederationExecutionDoesNotExist."""
         self._check(name)
-        return self.ask("modules", tuple[Module, ...], self._federation)
+        return self.ask("modules", Layers, self._federation)
 
     def _check(self, name: str) -> None:
         if name != self._name:

@@ -65,6 +65,10 @@ class MomManager:
         self._due: dict[int, float] = {}
         self._watched: tuple[object, bool] = (None, False)
 
+    def extend(self, model: FederationModel) -> None:
+        """The federation has an object model with additions; handles are as they were."""
+        self._model, self._fom, self.view.model = model, model.fom, model
+
     def _begun(self, execution: Execution) -> Execution:
         """With what the RTI declares."""
         declared = execution.declared

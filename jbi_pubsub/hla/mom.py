@@ -34,16 +34,16 @@ _MARK: Final = b"HLAreportMOMexception"
 """Name in a module that is a MIM."""
 
 
-def with_mim(modules: Sequence[Module]) -> tuple[tuple[Module, ...], Fom]:
-    """A federation's modules, with the standard's own if none of them is a MIM, and their model. Modules that
-    contradict that one are served without it. Raises ErrorReadingFom, InconsistentFom."""
+def with_mim(modules: Sequence[Module]) -> Fom:
+    """The model of a federation's modules, with the standard's own if none of them is a MIM. Modules that contradict
+    that one are served without it. Raises ErrorReadingFom, InconsistentFom."""
     whole = tuple(modules) if any(_MARK in each.data for each in modules) else (*modules, MIM)
     try:
-        return whole, parsed(*whole)
+        return parsed(*whole)
     except RtiError as exc:
         fom = parsed(*modules)
         log.warning("a federation has no management object model: %s", exc)
-        return tuple(modules), fom
+        return fom
 
 
 # -- values ---------------------------------------------------------------------------------------------------------
@@ -119,9 +119,10 @@ class MomView:
 
     def __init__(self, model: FederationModel, execution: Execution) -> None:
         self.model, self.execution = model, execution
-        self.mim = next((each for each in model.fom.modules if _MARK in each[1]), MIM)
-        self.modules = [each for each in model.fom.modules if each != self.mim]
+        self.mim = next((each for each in model.fom.modules if _MARK in each.data), MIM)
         self.hosts: dict[int, str] = {}
+        self.brought: dict[int, tuple[str, ...]] = {}
+        """Names of the modules with which each federate has joined."""
         self._counts: dict[int, Counter[tuple[str, int, bool]]] = defaultdict(Counter)
         """By federate; by service or callback, class, and whether by best effort."""
         self._met: dict[int, set[tuple[int, str]]] = {}
@@ -130,6 +131,11 @@ class MomView:
         """Services and callbacks that are not in _counts yet, as they repeat: with what they are about, and whose."""
         self._bounds: tuple[object, object, list[tuple[Bound, int]]] = (None, None, [])
         self._deletable: tuple[object, dict[int, Counter[int]]] = (None, {})
+
+    @property
+    def modules(self) -> list[Module]:
+        """Those of the object model but the MIM."""
+        return [each for each in self.model.fom.modules if each != self.mim]
 
     def note(self, federate: int, service: str, given: Sequence[Any], step: ServiceStep) -> bool:
         """Count a service that was done, and what was told by it; whether the RTI itself was told something."""
@@ -249,7 +255,7 @@ FEDERATE: Final[_Attributes] = {
     "HLAfederateType": lambda view, of: view.execution.members.joined[of].kind,
     "HLAfederateHost": lambda view, of: view.hosts.get(of, ""),
     "HLARTIversion": lambda *_: f"jbi-pubsub {version()}",
-    "HLAFOMmoduleDesignatorList": lambda *_: [],  # what a federate joins with adds nothing
+    "HLAFOMmoduleDesignatorList": lambda view, of: list(view.brought.get(of, ())),
     "HLAfederateState": _state,
     **CONDITIONAL,
     **PERIODIC,
@@ -258,7 +264,7 @@ FEDERATION: Final[_Attributes] = {
     "HLAfederationName": lambda view, _: view.execution.name,
     "HLAfederatesInFederation": lambda view, _: _list(sorted(view.execution.members.joined)),
     "HLARTIversion": FEDERATE["HLARTIversion"],
-    "HLAMIMdesignator": lambda view, _: view.mim[0],
+    "HLAMIMdesignator": lambda view, _: view.mim.name,
     "HLAFOMmoduleDesignatorList": lambda view, _: [name for name, _ in view.modules],
     "HLAtimeImplementationName": lambda *_: FLOAT_TIME.name,
     "HLAlastSaveName": lambda view, _: ("", *view.execution.saving.order)[-1],

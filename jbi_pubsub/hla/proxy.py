@@ -46,6 +46,10 @@ class Module(NamedTuple):
     data: bytes
 
 
+Layers = tuple[tuple[Module, ...], ...]
+"""Modules of a federation: those of its creation, and each addition by a federate that joined."""
+
+
 def modules_of(paths: Sequence[str | Path]) -> list[Module]:
     """Modules in files. Raises ErrorReadingFom."""
     found = []

@@ -33,7 +33,7 @@ from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.protocol.entries import RTI_TYPE
 
 from . import rti
-from .calls import Calls, Front
+from .calls import Calls, Front, check_size
 from .exceptions import (
     FederatesCurrentlyJoined,
     FederationExecutionAlreadyExists,
@@ -41,11 +41,11 @@ from .exceptions import (
     RtiError,
     RtiInternalError,
 )
-from .execution import KINDS, Callback, Execution, FederationModel, RtiOptions, Saving, ServiceStep
-from .fom import Fom
+from .execution import KINDS, Callback, Execution, FederationModel, RtiOptions, ServiceStep
+from .fom import Fom, parsed
 from .manager import MomManager
 from .mom import with_mim
-from .proxy import RTI, Module, Rti, living
+from .proxy import RTI, Layers, Module, Rti, living
 from .rates import UpdateRates
 from .samples import of_rti
 from .saves import Saves
@@ -56,6 +56,8 @@ log = logging.getLogger("jbi_pubsub.hla")
 T = TypeVar("T")
 
 FEDERATIONS_MOST: Final = 1_000
+ADDITIONS_MOST: Final = 100
+"""To the object model of a federation, by federates that join."""
 SLOW_BYTES: Final = HIGH_BYTES // 2
 """Bytes that wait for a federate; at more it gets nothing that goes by best effort, before others have to wait."""
 CALL_SECONDS: Final = 10.0
@@ -67,9 +69,8 @@ ASK_SECONDS: Final = 1.0
 class ServedFederation:
     """A federation execution that is served."""
 
-    def __init__(self, name: str, modules: Sequence[Module], fom: Fom, options: RtiOptions) -> None:
+    def __init__(self, name: str, fom: Fom, options: RtiOptions) -> None:
         self.item = uuid4().hex
-        self.modules = tuple(modules)
         self.model = FederationModel(fom, options)
         self.manager = MomManager(self.model, rti.created(name))
         self.execution = self.manager.view.execution
@@ -85,6 +86,8 @@ class ServedFederation:
         """Federates that were resigned, by why."""
         self.rights: dict[FederateSession, tuple[str, bool]] = {}
         """Host of each, and whether it may administer the federation."""
+        self.brought: dict[FederateSession, tuple[str, ...]] = {}
+        """Names of the modules with which each joins."""
 
     def enter(self, session: FederateSession, handle: int, name: str) -> tuple[int, str]:
         """Note who has joined, or has another handle; handle and name."""
@@ -92,7 +95,26 @@ class ServedFederation:
         self.joined[handle] = session
         self.names[session] = name
         self.manager.view.hosts[handle] = self.rights[session][0]
+        self.manager.view.brought[handle] = self.brought[session]
         return handle, name
+
+    def extend(self, before: Fom, fom: Fom, kept: list[tuple[str, Execution]]) -> bool:
+        """Have an object model with additions, and what was saved of the federation when it had them; not if it has got
+        others since `before`."""
+        if self.model.fom is not before:
+            return False
+        self.model = self.model._replace(fom=fom)
+        self.manager.extend(self.model)
+        self.keep(kept)
+        return True
+
+    def keep(self, saves: list[tuple[str, Execution]]) -> None:
+        """Know what was saved before."""
+        saving = self.execution.saving
+        for label, execution in saves:
+            if label not in saving.kept:
+                saving = saving._replace(kept=saving.kept.set(label, execution), order=(*saving.order, label))
+        self.execution = self.execution._replace(saving=saving)
 
     def gone(self, session: FederateSession) -> None:
         """Forget who has resigned."""
@@ -122,9 +144,9 @@ class RtiServer:
                 port=config.pad.port, data=self._serve_data,
             )  # fmt: skip
             undo.callback(self.front.stop)
-            metrics = config.metrics
-            self.metrics = MetricsServer(metrics, self.samples, self.front.access) if metrics.port >= 0 else None
-            if self.metrics is not None:
+            self.metrics = None
+            if config.metrics.port >= 0:
+                self.metrics = MetricsServer(config.metrics, self.samples, self.front.access)
                 undo.callback(self.metrics.stop)
             self._community = JoinManager(config, name="rti")
             undo.pop_all()
@@ -154,8 +176,8 @@ class RtiServer:
     def create(self, name: str, modules: Sequence[Module], options: RtiOptions = RtiOptions()) -> str:  # noqa: B008  # a value
         """A federation execution; the digest of its object model. Raises FederationExecutionAlreadyExists,
         ErrorReadingFom, InconsistentFom, RtiInternalError."""
-        whole, fom = with_mim(modules)
-        made = ServedFederation(name, whole, fom, options)
+        fom = with_mim(modules)
+        made = ServedFederation(name, fom, options)
         if self._elsewhere(name):
             raise FederationExecutionAlreadyExists(
                 f"another RTI serves a federation {name[:200]!r}", hint="Join it, or take another name"
@@ -171,10 +193,7 @@ class RtiServer:
             raise FederationExecutionAlreadyExists(f"a federation {name[:200]!r} exists", hint="Join it")
         if len(self._federations) >= FEDERATIONS_MOST:
             raise RtiInternalError(f"{FEDERATIONS_MOST:,} federations exist here", hint="Destroy some")
-        saving = Saving()
-        for label, execution in kept:
-            saving = saving._replace(kept=saving.kept.set(label, execution), order=(*saving.order, label))
-        made.execution = made.execution._replace(saving=saving)
+        made.keep(kept)
         self._federations[name] = made
 
     def _item(self, item: str, name: str, model: str) -> ServiceItem:
@@ -209,14 +228,25 @@ class RtiServer:
 
         self._community.leave(self._done(act))
 
-    def open(self, name: str) -> str:
-        """A token for a session in which a federate joins. Raises FederationExecutionDoesNotExist."""
-        self._done(lambda: self._federation(name))
-        return self._tokens.issue(name)
+    def open(self, name: str, modules: Sequence[Module]) -> str:
+        """A token for a session in which a federate joins. The object model gets what `modules` add. Raises
+        FederationExecutionDoesNotExist, ErrorReadingFom, InconsistentFom, RtiInternalError."""
+        while True:
+            found = self._done(lambda: self._federation(name))
+            before = found.model.fom
+            more = sorted(set(modules).difference(before.modules))
+            if not more:
+                return self._tokens.issue((name, tuple(each.name for each in modules)))
+            fom = _extended(before, more, name)
+            kept = self._saves.of(name, fom.digest)
+            if self._done(lambda: found.extend(before, fom, kept)):  # noqa: B023  # it is done before the next round
+                self._community.join(self._item(found.item, name, fom.digest))
+                if self._done(lambda: self._federations.get(name)) is not found:
+                    self._community.leave(found.item)
 
-    def modules(self, name: str) -> tuple[Module, ...]:
+    def modules(self, name: str) -> Layers:
         """Raises FederationExecutionDoesNotExist."""
-        return self._done(lambda: self._federation(name)).modules
+        return self._done(lambda: self._federation(name)).model.fom.layers
 
     def status(self) -> dict[str, Any]:
         """Plain data."""
@@ -225,8 +255,7 @@ class RtiServer:
     def samples(self) -> Iterator[Sample]:
         """Samples for the metrics port."""
         status = self.status()
-        yield from of_rti(status)
-        yield from expiries(status["tls"])
+        yield from (*of_rti(status), *expiries(status["tls"]))
 
     def _status(self) -> dict[str, Any]:
         return {
@@ -237,8 +266,7 @@ class RtiServer:
         }
 
     def _federation(self, name: str) -> ServedFederation:
-        found = self._federations.get(name)
-        if found is None:
+        if (found := self._federations.get(name)) is None:
             raise FederationExecutionDoesNotExist(f"no federation {name[:200]!r} here", hint="Create it first")
         return found
 
@@ -262,7 +290,8 @@ class RtiServer:
 
     def _serve_data(self, sock: socket.socket, caller: Caller) -> None:
         line = StreamSocket(sock)
-        found = self._federations.get(self._tokens.redeem(listen(line).token) or "")
+        name, brought = self._tokens.redeem(listen(line).token) or ("", ())
+        found = self._federations.get(name)
         if found is None:
             refuse(line, "unknown or used token")
             return
@@ -271,6 +300,7 @@ class RtiServer:
         session = FederateSession(sock, self.front.endpoint.hand_over(sock), found.group, self._lease)
         federation: ServedFederation = found
         federation.rights[session] = _rights(self.front, caller, federation.execution.name)
+        federation.brought[session] = brought
 
         def add() -> None:
             self._of[session] = federation
@@ -342,16 +372,9 @@ class RtiServer:
         except StorageError as exc:
             log.error("%s", exc)
             saving = saving._replace(kept=before.saving.kept, order=before.saving.order)
-            told = tuple(
-                each._replace(callback=Callback("federation_not_saved", (label, "STORAGE")))
-                if each.callback.name == "federation_saved"
-                else each
-                for each in step.told
-            )
-            return step._replace(execution=step.execution._replace(saving=saving), told=told)
-        for old in before.saving.order:
-            if old not in saving.kept:
-                self._saves.drop(federation.execution.name, old)
+            return _not_saved(step._replace(execution=step.execution._replace(saving=saving)), label)
+        for old in set(before.saving.order).difference(saving.kept):
+            self._saves.drop(federation.execution.name, old)
         return step
 
     def _tell(self, federation: ServedFederation, step: ServiceStep) -> None:
@@ -370,7 +393,7 @@ class RtiServer:
         """A session is over: its federate is resigned if it has not done so."""
         federation = self._of.pop(session)
         if not session.federate:
-            del federation.rights[session]
+            del federation.rights[session], federation.brought[session]
             return
         federate, action = session.federate, federation.execution.members.joined[session.federate].action
         name = federation.names[session]
@@ -391,7 +414,7 @@ class RtiServer:
                 session.federate = 0
             self._tell(federation, step)
             break
-        del federation.rights[session]
+        del federation.rights[session], federation.brought[session]
 
     def ticked(self) -> None:
         """Tell what is told every so often, unless somebody does not read."""
@@ -400,6 +423,22 @@ class RtiServer:
                 step = federation.manager.tick(federation.execution, time.monotonic())
                 federation.execution = step.execution
                 self._tell(federation, step)
+
+
+def _extended(before: Fom, more: Sequence[Module], name: str) -> Fom:
+    """An object model with another addition. Raises ErrorReadingFom, InconsistentFom, RtiInternalError."""
+    check_size((*before.modules, *more))
+    if len(before.layers) > ADDITIONS_MOST:
+        hint = "Give all modules of a federation when it is created"
+        raise RtiInternalError(f"federates have added to {name[:200]} {ADDITIONS_MOST:,} times", hint=hint)
+    return parsed(*before.layers[0], added=(*before.layers[1:], more))
+
+
+def _not_saved(step: ServiceStep, label: str) -> ServiceStep:
+    """A step that says that a save failed, where it said that it was done."""
+    told = [each._replace(callback=Callback("federation_not_saved", (label, "STORAGE")))
+            if each.callback.name == "federation_saved" else each for each in step.told]  # fmt: skip
+    return step._replace(told=tuple(told))
 
 
 def _rights(front: Front, caller: Caller, federation: str) -> tuple[str, bool]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, TypeVar
 
 from .encoding import Encoding, standard
 from .exceptions import AttributeNotDefined, InteractionParameterNotDefined, NameNotFound, RtiError
 from .fom import Class, Fom, Order, dimension_at, interaction_class, object_class, update_rate
 from .services import ServiceCaller
+
+T = TypeVar("T")
 
 
 class TimeFactory(NamedTuple):
@@ -39,40 +41,53 @@ class SupportServices(ServiceCaller):
     def fom(self) -> Fom:
         """The object model of the federation. Raises FederateNotExecutionMember."""
 
+    @abstractmethod
+    def _learned(self) -> bool:
+        """Whether others that joined have added to the object model, which is known now."""
+
+    def _looked(self, look: Callable[[Fom], T]) -> T:
+        """What the object model says, or says now. Raises what `look` raises."""
+        try:
+            return look(self.fom)
+        except RtiError:
+            if not self._learned():
+                raise
+        return look(self.fom)
+
     # -- names and handles --------------------------------------------------------------------------------------
 
     def get_object_class_handle(self, name: str) -> int:
         """With or without HLAobjectRoot (clause 10.6). Raises NameNotFound."""
-        return self.fom.object_class(name)
+        return self._looked(lambda fom: fom.object_class(name))
 
     def get_object_class_name(self, cls: int) -> str:
         """With those above it (clause 10.7). Raises InvalidObjectClassHandle."""
-        return object_class(self.fom, cls).name
+        return self._looked(lambda fom: object_class(fom, cls)).name
 
     def get_attribute_handle(self, cls: int, name: str) -> int:
         """Handle of an attribute of a class (clause 10.11). Raises NameNotFound."""
-        return self.fom.attribute(cls, name)
+        return self._looked(lambda fom: fom.attribute(cls, name))
 
     def get_attribute_name(self, cls: int, attribute: int) -> str:
         """Raises InvalidObjectClassHandle, AttributeNotDefined (clause 10.12)."""
-        _check(object_class(self.fom, cls), attribute, AttributeNotDefined)
+        self._looked(lambda fom: _check(object_class(fom, cls), attribute, AttributeNotDefined))
         return self.fom.attributes[attribute - 1].name
 
     def get_interaction_class_handle(self, name: str) -> int:
         """With or without HLAinteractionRoot (clause 10.15). Raises NameNotFound."""
-        return self.fom.interaction_class(name)
+        return self._looked(lambda fom: fom.interaction_class(name))
 
     def get_interaction_class_name(self, cls: int) -> str:
         """With those above it (clause 10.16). Raises InvalidInteractionClassHandle."""
-        return interaction_class(self.fom, cls).name
+        return self._looked(lambda fom: interaction_class(fom, cls)).name
 
     def get_parameter_handle(self, cls: int, name: str) -> int:
         """Handle of a parameter of a class (clause 10.17). Raises NameNotFound."""
-        return self.fom.parameter(cls, name)
+        return self._looked(lambda fom: fom.parameter(cls, name))
 
     def get_parameter_name(self, cls: int, parameter: int) -> str:
         """Raises InvalidInteractionClassHandle, InteractionParameterNotDefined (clause 10.18)."""
-        _check(interaction_class(self.fom, cls), parameter, InteractionParameterNotDefined)
+        self._looked(lambda fom: _check(interaction_class(fom, cls), parameter, InteractionParameterNotDefined))
         return self.fom.parameters[parameter - 1].name
 
     def get_order_type(self, name: str) -> Order:
@@ -93,7 +108,7 @@ class SupportServices(ServiceCaller):
 
     def get_update_rate_value(self, designator: str) -> float:
         """The number a second at most; 0.0: all (clause 10.13). Raises InvalidUpdateRateDesignator."""
-        return update_rate(self.fom, designator)
+        return self._looked(lambda fom: update_rate(fom, designator))
 
     def get_update_rate_value_for_attribute(self, instance: int, attribute: int) -> float:
         """The number with which this federate has subscribed to it (clause 10.14)."""
@@ -101,24 +116,24 @@ class SupportServices(ServiceCaller):
 
     def get_available_dimensions_for_class_attribute(self, cls: int, attribute: int) -> tuple[int, ...]:
         """Dimensions of its regions (clause 10.23). Raises InvalidObjectClassHandle, AttributeNotDefined."""
-        _check(object_class(self.fom, cls), attribute, AttributeNotDefined)
+        self._looked(lambda fom: _check(object_class(fom, cls), attribute, AttributeNotDefined))
         return tuple(map(self.fom.dimension, self.fom.attributes[attribute - 1].dimensions))
 
     def get_available_dimensions_for_interaction_class(self, cls: int) -> tuple[int, ...]:
         """Dimensions of its regions (clause 10.24). Raises InvalidInteractionClassHandle."""
-        return tuple(map(self.fom.dimension, interaction_class(self.fom, cls).dimensions))
+        return tuple(map(self.fom.dimension, self._looked(lambda fom: interaction_class(fom, cls)).dimensions))
 
     def get_dimension_handle(self, name: str) -> int:
         """Handle of a dimension (clause 10.25). Raises NameNotFound."""
-        return self.fom.dimension(name)
+        return self._looked(lambda fom: fom.dimension(name))
 
     def get_dimension_name(self, dimension: int) -> str:
         """Raises InvalidDimensionHandle (clause 10.26)."""
-        return dimension_at(self.fom, dimension).name
+        return self._looked(lambda fom: dimension_at(fom, dimension)).name
 
     def get_dimension_upper_bound(self, dimension: int) -> int:
         """The coordinates in a dimension are below that (clause 10.27). Raises InvalidDimensionHandle."""
-        return dimension_at(self.fom, dimension).upper
+        return self._looked(lambda fom: dimension_at(fom, dimension)).upper
 
     def get_time_factory(self) -> TimeFactory:
         """That of the times of a federation."""

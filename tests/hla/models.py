@@ -52,3 +52,11 @@ SPATIAL = b"""<objectModel xmlns="http://standards.ieee.org/IEEE1516-2010">
   <encoding>HLAvariantRecord</encoding></variantRecordData></variantRecordDataTypes>
 </dataTypes></objectModel>"""
 """Types as the RPR FOM has them for where things are."""
+
+SHIPS = b"""<objectModel><objects><objectClass><name>HLAobjectRoot</name><objectClass><name>Ship</name>
+<attribute><name>draught</name><dataType>Metres</dataType><dimensions><dimension>Sea</dimension></dimensions></attribute>
+</objectClass></objectClass></objects>
+<dimensions><dimension><name>Sea</name><upperBound>100</upperBound></dimension></dimensions>
+<dataTypes><simpleDataTypes><simpleData><name>Metres</name><representation>HLAfloat64BE</representation></simpleData>
+</simpleDataTypes></dataTypes></objectModel>"""
+"""A class with a data type and a dimension, to be added to another model."""

@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from jbi_pubsub.hla.exceptions import ErrorReadingFom, InconsistentFom, NameNotFound
 from jbi_pubsub.hla.fom import PRIVILEGE, Fom, parsed
@@ -81,6 +83,42 @@ MODULES = {
     "no module": b"<a/>",
     "no xml": b"<",
 }
+
+
+@settings(derandomize=True, deadline=None, max_examples=200)
+@given(st.lists(st.sampled_from(sorted(MODULES)), unique=True, max_size=6), st.integers(0, 6), st.integers(1, 3))
+def test_what_is_added_later_leaves_handles_as_they_were(names: list[str], first: int, size: int) -> None:
+    # Given a model, and further modules as additions
+    modules = [(name, MODULES[name]) for name in names]
+    added = [modules[at : at + size] for at in range(first, len(modules), size)]
+    try:
+        whole = parsed(*modules[:first], added=added)
+    except (InconsistentFom, ErrorReadingFom) as exc:
+        with pytest.raises(type(exc)):  # in whichever way they come
+            parsed(*modules)
+        return
+    # Expect what they say together to be what they say at once
+    assert said(whole) == said(parsed(*modules))
+    # and each handle, at each time, to stand for the same
+    for count in range(len(added)):
+        try:
+            before = parsed(*modules[:first], added=added[:count])
+        except InconsistentFom:  # it would not have come so far
+            continue
+        assert all(whole.names[name] == handle for name, handle in before.names.items())
+        for members, all_members in ((before.attributes, whole.attributes), (before.parameters, whole.parameters)):
+            assert [each.name for each in members] == [each.name for each in all_members[: len(members)]]
+        for some, others in ((before.objects, whole.objects), (before.interactions, whole.interactions)):
+            assert all(set(one.members) <= set(other.members) for one, other in zip(some, others, strict=False))
+
+
+def said(fom: Fom) -> dict[str, object]:
+    """A model without handles; what the order of a root is makes no difference."""
+    return {
+        each.name: ({members[at - 1] for at in each.members}, each.order if "." in each.name else "", each.dimensions)
+        for classes, members in ((fom.objects, fom.attributes), (fom.interactions, fom.parameters))
+        for each in classes
+    } | {each.name: each for each in fom.dimensions}
 
 
 def outcome(modules: Sequence[tuple[str, bytes]]) -> object:

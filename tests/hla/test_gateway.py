@@ -55,7 +55,7 @@ MODEL = b"""<?xml version="1.0"?>
  </fixedRecordData></fixedRecordDataTypes></dataTypes>
 </objectModel>
 """
-FOM = with_mim([Module("model.xml", MODEL)])[1]  # an RTI adds the standard's own module
+FOM = with_mim([Module("model.xml", MODEL)])  # an RTI adds the standard's own module
 TYPES = datatypes.parsed(("model.xml", MODEL))
 AIRCRAFT = shown(FOM, TYPES, "Air", FOM.objects[FOM.object_class("Vehicle.Aircraft") - 1], is_object=True)
 ALTITUDE, CALLSIGN, IMAGE, WHERE = (

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,7 +18,7 @@ from jbi_pubsub.core.config import Config, LookupSection
 from jbi_pubsub.core.errors import JbiError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.hla.ambassador import RTIAmbassador
-from jbi_pubsub.hla.exceptions import FederationExecutionDoesNotExist, NotConnected, RtiInternalError
+from jbi_pubsub.hla.exceptions import FederationExecutionDoesNotExist, InconsistentFom, NotConnected, RtiInternalError
 from jbi_pubsub.hla.federate import FederateAmbassador
 from jbi_pubsub.hla.link import RtiLink
 from jbi_pubsub.hla.proxy import RTI, Module, Rti
@@ -26,6 +27,7 @@ from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.lookup.opening import open_lookup
 from jbi_pubsub.protocol.entries import RTI_TYPE
+from tests.hla.models import SHIPS
 from tests.hla.parties import Federate
 
 
@@ -56,9 +58,9 @@ class Two:
         made.create("Air", [Module("air.xml", self.air)])
         return made
 
-    def join(self, name: str, *, over: bool) -> Federate:
+    def join(self, name: str, *, over: bool, **options: Any) -> Federate:
         """A federate, over the link or at the RTI itself."""
-        one = Federate(self.there if over else self.here, name, "Sea" if over else "Air")
+        one = Federate(self.there if over else self.here, name, "Sea" if over else "Air", **options)
         self.stack.callback(one.rti.disconnect)
         return one
 
@@ -144,6 +146,18 @@ def test_federates_over_a_link_are_told_what_one_rti_tells_them(
         eventually(lambda: not two.link.is_there())
 
 
+def test_modules_of_a_federate_go_over_a_link(two: Two, eventually: Callable[..., Any], tmp_path: Path) -> None:
+    eventually(two.link.is_there)
+    near = two.join("near", over=False)
+    module = tmp_path / "ships.xml"
+    module.write_bytes(SHIPS)
+    far = two.join("far", over=True, modules=[module])
+    assert far.rti.get_object_class_handle("Ship") == near.rti.get_object_class_handle("Ship")
+    module.write_bytes(SHIPS.replace(b"HLAfloat64BE", b"HLAfloat32BE"))
+    with pytest.raises(InconsistentFom, match=r"ships.xml"):
+        two.join("further", over=True, modules=[module])
+
+
 def test_much_goes_over_a_link_in_order(two: Two) -> None:
     a, b = two.join("a", over=True), two.join("b", over=True)
     cls = a.rti.get_object_class_handle("Vehicle.Aircraft")
@@ -218,7 +232,7 @@ def test_a_link_goes_to_another_rti_when_one_leaves(two: Two, eventually: Callab
 def test_what_only_an_rti_does_is_refused(two: Two, eventually: Callable[..., Any]) -> None:
     eventually(two.link.is_there)
     with pytest.raises(FederationExecutionDoesNotExist):
-        two.link.open("Land")
+        two.link.open("Land", [])
     with RTIAmbassador(two.there) as one:
         one.connect(FederateAmbassador())
         with pytest.raises(RtiInternalError, match="where its RTI is"):

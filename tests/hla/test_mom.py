@@ -23,7 +23,7 @@ class Watched:
     """A federation without a process, with its management object model; federates go by their names."""
 
     def __init__(self, air: bytes, *names: str) -> None:
-        self.fom = with_mim([Module("air.xml", air)])[1]
+        self.fom = with_mim([Module("air.xml", air)])
         self.model = FederationModel(self.fom)
         self.manager = MomManager(self.model, rti.created("Air"))
         self.execution = self.manager.view.execution
@@ -466,8 +466,8 @@ def test_who_may_not_administer_the_federation_sees_and_changes_nothing(watched:
 
 def test_a_mim_among_the_modules_is_taken_as_it_is(air: bytes) -> None:
     own = Module("own-mim.xml", MIM.data.replace(b"<name>HLAGALT</name>", b"<name>HLAmyGALT</name>"))
-    modules, fom = with_mim([Module("air.xml", air), own])
-    assert modules == (Module("air.xml", air), own)
+    fom = with_mim([Module("air.xml", air), own])
+    assert fom.modules == (Module("air.xml", air), own)
     federation = MomManager(FederationModel(fom), rti.created("Air"))
     assert federation.view.mim == own
     assert [name for name, _ in federation.view.modules] == ["air.xml"]
@@ -478,7 +478,7 @@ def test_modules_that_contradict_the_mim_are_served_without_it(air: bytes, caplo
       <simpleData><name>HLAcount</name><representation>HLAinteger64BE</representation></simpleData>
       </simpleDataTypes></dataTypes></objectModel>"""
     modules = [Module("air.xml", air), Module("other.xml", other)]
-    served, fom = with_mim(modules)
-    assert served == tuple(modules)
+    fom = with_mim(modules)
+    assert fom.modules == tuple(modules)
     assert "no management object model" in caplog.text
     assert MomManager(FederationModel(fom), rti.created("Air")).view.execution == rti.created("Air")

@@ -31,6 +31,7 @@ from jbi_pubsub.hla.sessions import FRAME_MOST, HIGH_BYTES, LENGTH
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceTemplate
 from jbi_pubsub.protocol.entries import RTI_TYPE
+from tests.hla.models import SHIPS
 from tests.hla.parties import Federate, Noting, session
 
 
@@ -165,29 +166,125 @@ def test_time_goes_on_over_sockets(join: Callable[..., Federate]) -> None:
     assert a.rti.query_galt() == float("inf")
 
 
-METRES = b"""<objectModel><dataTypes><simpleDataTypes><simpleData><name>Metres</name>
-<representation>HLAfloat64BE</representation></simpleData></simpleDataTypes></dataTypes></objectModel>"""
-SHIPS = b"""<objectModel><objects><objectClass><name>HLAobjectRoot</name><objectClass><name>Ship</name></objectClass>
-</objectClass></objects></objectModel>"""
+BUOYS = SHIPS.replace(b"Ship", b"Buoy").replace(b"draught", b"depth")
+OTHER = SHIPS.replace(b"<dataType>Metres", b"<dataType>HLAfloat32BE")
 
 
-def test_a_federate_joins_with_modules_that_add_no_classes(
-    federation: Any, served: RtiServer, tmp_path: Path, air: bytes
+@pytest.fixture
+def module(tmp_path: Path) -> Callable[..., list[Path]]:
+    """module(name=data): files of an object model."""
+
+    def files(**modules: bytes) -> list[Path]:
+        for name, data in modules.items():
+            (tmp_path / f"{name}.xml").write_bytes(data)
+        return [tmp_path / f"{name}.xml" for name in modules]
+
+    return files
+
+
+def test_what_a_federate_adds_to_the_object_model_all_know(
+    join: Callable[..., Federate], module: Callable[..., list[Path]], air: bytes
 ) -> None:
-    for name, data in (("mine.xml", air), ("metres.xml", METRES), ("ships.xml", SHIPS)):
-        (tmp_path / name).write_bytes(data)
-    with RTIAmbassador(federation.config) as rti:
-        rti.connect(Noting())
-        # When its modules have a class that the federation has not, expect that it does not join
-        with pytest.raises(exc.InconsistentFom, match=r"ships.xml: they add to the object model of 'Air'"):
-            rti.join_federation_execution("Air", modules=[tmp_path / "ships.xml"], timeout=20.0)
-        with pytest.raises(exc.ErrorReadingFom, match=r"nowhere.xml can't be read"):
-            rti.join_federation_execution("Air", modules=[tmp_path / "nowhere.xml"])
-        # When they say what is known, and data types of its own, expect that it has both
-        own = [tmp_path / "metres.xml", tmp_path / "mine.xml"]
-        assert rti.join_federation_execution("Air", modules=own) == 1
-        assert rti.fom.codec("Metres").encode(1.0) == bytes.fromhex("3ff0000000000000")
-        assert rti.fom.object_class("Vehicle.Aircraft")
+    # Given a federate that has joined, and one that joins with modules: a class, a data type, and what is known
+    first = join("first")
+    aircraft = first.rti.get_object_class_handle("Vehicle.Aircraft")
+    second = join("second", modules=module(ships=SHIPS, mine=air))
+    # When others join, one of them with a class whose name comes before that one
+    third = join("third", modules=module(buoys=BUOYS))
+    fourth = join("fourth")
+    # Expect all to have the same handles, those of before, and names of all handles
+    parties = [each.rti for each in (first, second, third, fourth)]
+    assert {each.get_object_class_handle("Vehicle.Aircraft") for each in parties} == {aircraft}
+    (ship,) = {each.get_object_class_handle("Ship") for each in parties}
+    (buoy,) = {each.get_object_class_handle("Buoy") for each in parties}
+    (draught,) = {each.get_attribute_handle(ship, "draught") for each in parties}
+    assert {each.get_object_class_name(buoy) for each in parties} == {"HLAobjectRoot.Buoy"}
+    assert {each.get_available_dimensions_for_class_attribute(ship, draught) for each in parties} == {(1,)}
+    # When what was added is published, expect it to come to who joined before
+    first.rti.subscribe_object_class_attributes(ship, {draught})
+    second.rti.publish_object_class_attributes(ship, [draught])
+    boat = second.rti.register_object_instance(ship, "Nordic")
+    second.rti.update_attribute_values(boat, {draught: second.rti.fom.codec("Metres").encode(4.5)}, b"")
+    assert first.until("discover_object_instance") == ("discover_object_instance", boat, ship, "Nordic")
+    [(_, value)] = first.until("reflect_attribute_values")[2]
+    assert first.rti.fom.codec("Metres").decode(value) == 4.5
+    # Expect a name that nobody has added to be refused as ever
+    with pytest.raises(exc.NameNotFound, match="Submarine"):
+        first.rti.get_object_class_handle("Submarine")
+
+
+def test_modules_that_contradict_the_object_model_are_refused_and_add_nothing(
+    join: Callable[..., Federate], served: RtiServer, module: Callable[..., list[Path]]
+) -> None:
+    before = served.status()["federations"][0]["model"]
+    join("second", modules=module(ships=SHIPS))
+    known = served.status()["federations"][0]["model"]
+    assert known != before
+    for name, data, error in (
+        ("other", OTHER, exc.InconsistentFom),
+        ("page", b"<html/>", exc.ErrorReadingFom),
+        ("torn", SHIPS[:-5], exc.ErrorReadingFom),
+    ):
+        with pytest.raises(error, match=f"{name}.xml"):
+            join("third", modules=module(**{name: data}))
+    with pytest.raises(exc.ErrorReadingFom, match=r"nowhere.xml can't be read"):
+        join("third", modules=[module(ships=SHIPS)[0].with_name("nowhere.xml")])
+    assert served.status()["federations"][0]["model"] == known
+
+
+def test_additions_at_the_same_time_are_all_known_and_their_number_is_bounded(
+    federation: Any, served: RtiServer, air: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # When twenty federates add a class each at once
+    threads = [
+        threading.Thread(target=served.open, args=("Air", [Module(f"{n}.xml", SHIPS.replace(b"Ship", b"Ship%d" % n))]))
+        for n in range(20)
+    ]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(60.0)
+    # Expect all to be there, each as one addition
+    layers = served.modules("Air")
+    assert sorted(module.name for layer in layers[1:] for module in layer) == sorted(f"{n}.xml" for n in range(20))
+    assert len(layers) == 21
+    # Expect no more than so many
+    monkeypatch.setattr("jbi_pubsub.hla.server.ADDITIONS_MOST", 20)
+    with pytest.raises(exc.RtiInternalError, match="20 times"):
+        served.open("Air", [Module("more.xml", BUOYS)])
+    assert served.open("Air", [Module("5.xml", SHIPS.replace(b"Ship", b"Ship5"))])
+
+
+def test_a_save_of_a_federation_with_additions_is_restored_after_a_restart(
+    federation: Any, served: RtiServer, tmp_path: Path, air: bytes, module: Callable[..., list[Path]]
+) -> None:
+    # Given a federation whose model has an addition, with a ship, that is saved
+    files = module(ships=SHIPS)
+    one = Federate(federation.config, "one", modules=files)
+    federation.stack.callback(one.rti.disconnect)
+    ship = one.rti.get_object_class_handle("Ship")
+    one.rti.publish_object_class_attributes(ship, [one.rti.get_attribute_handle(ship, "draught")])
+    boat = one.rti.register_object_instance(ship, "Nordic")
+    one.rti.request_federation_save("evening")
+    one.until("initiate_federate_save")
+    one.rti.federate_save_begun()
+    one.rti.federate_save_complete()
+    one.until("federation_saved")
+    # When the RTI is another one, and the federate joins with its modules
+    one.rti.disconnect()
+    served.stop()
+    again = RtiServer(federation.config, saves=tmp_path / "saves", lease=30.0)
+    federation.stack.callback(again.stop)
+    again.start()
+    again.create("Air", [Module("air.xml", air)])
+    two = Federate(federation.config, "one", modules=files)
+    federation.stack.callback(two.rti.disconnect)
+    two.rti.request_federation_restore("evening")
+    # Expect it to be as it was
+    two.until("initiate_federate_restore")
+    two.rti.federate_restore_complete()
+    two.until("federation_restored")
+    assert two.rti.get_object_instance_name(boat) == "Nordic"
 
 
 @pytest.mark.row("H-02")

@@ -48,7 +48,7 @@ class Surrogate(RTIAmbassador):
 
     def model(self, side: str) -> SideModel:
         """The object model of the federation, under the name of a side. Raises ErrorReadingFom."""
-        return SideModel(side, self.fom, datatypes.parsed(*self._modules))
+        return SideModel(side, self.fom, datatypes.parsed(*self.fom.modules))
 
     def take(self, most: int) -> list[Callback]:
         """Callbacks that came, so many at most. Raises NotConnected once it is not joined and all has been taken."""
