@@ -221,7 +221,12 @@ class RemoteRegistrations:
     def _ask(self, attachment: DelegateAttachment, publication: LocalPublication) -> bool:
         """Whether the answer counts: not if we have come back elsewhere meanwhile, nor if it has ended. Raises the
         delegate's errors or WireError."""
-        granted = attachment.register(publication)
+        try:
+            granted = attachment.register(publication)
+        except WireError:
+            if self._link.attachment is attachment:
+                raise
+            return False  # its connections were closed when we came back
         with self._link.lock:
             if self._link.attachment is not attachment:
                 return False

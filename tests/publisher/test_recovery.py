@@ -259,8 +259,9 @@ def test_a_publisher_that_leaves_in_the_middle_of_a_come_back_registers_nothing_
     assert pad.status()["publishers"] == pad.status()["registrations"] == []
 
 
+@pytest.mark.parametrize("is_back", [False, True], ids=["forgotten", "back in another connection"])
 def test_a_publisher_that_its_delegate_has_forgotten_registers_all_the_same(
-    federation: Any, figures: Any, monkeypatch: pytest.MonkeyPatch
+    federation: Any, figures: Any, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any], is_back: bool
 ) -> None:
     # Given a delegate that forgets its publisher before it registers, as when its lease runs out while it hangs
     pad = federation.pad()
@@ -272,6 +273,7 @@ def test_a_publisher_that_its_delegate_has_forgotten_registers_all_the_same(
         calls.append(connection)
         if len(calls) == 1:
             _forget(pad)
+            eventually(lambda: not is_back or proxy._client._closed)  # then the new connection is in its place
         return register(proxy, connection, *rest)
 
     monkeypatch.setattr(DelegateProxy, "register", too_late)
