@@ -7,6 +7,7 @@ setting from outside. What else runs on the host, another run too, is neither se
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import json
 import multiprocessing
 import os
@@ -31,7 +32,7 @@ from hypothesis import HealthCheck, settings
 from keeping import MemoryKeeping
 
 import jbi_pubsub
-from jbi_pubsub import Config, PublisherAdapter, PublisherAdapterLight, RegistrationUid
+from jbi_pubsub import Config, PublisherAdapter, PublisherAdapterLight, RegistrationUid, SubscriberAdapter
 from jbi_pubsub.core import guard, ticker
 from jbi_pubsub.core.config import ArchiveSection, LeaseSection, LookupSection, MailSection, PadSection, QueueSection
 from jbi_pubsub.core.state import StateTable
@@ -66,6 +67,22 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         patch.setenv("HOME", str(file.parent))
         patch.setattr(multicast, "SERVICE_TYPE", f"_jbi-{WORLD}._tcp.local.")
         yield GROUP
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _patience() -> Iterator[None]:
+    """Calls of applications that wait ten seconds by default wait a minute, where others have the processors and the
+    disk; what is waited for comes, and ends the wait."""
+    waits = (
+        *(SubscriberAdapter.receive, SubscriberAdapter.wait_matched),
+        *(getattr(kind, name) for kind in (PublisherAdapterLight, PublisherAdapter)
+          for name in ("flush", "wait_for_subscribers")),
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        for each in map(inspect.unwrap, waits):
+            assert each.__defaults__[-1] == 10.0
+            patch.setattr(each, "__defaults__", (*each.__defaults__[:-1], 60.0))
+        yield
 
 
 STRANGERS: Final[list[str]] = []

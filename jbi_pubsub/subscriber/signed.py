@@ -18,7 +18,7 @@ import msgspec
 
 from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import EntryError, JbiError, SignatureError
+from jbi_pubsub.core.errors import EntryError, JbiError, SignatureError, WireError
 from jbi_pubsub.core.info_object import InfoObject
 from jbi_pubsub.core.signing import SigningKey, Verifier, cut_bytes, object_bytes, payload_digest_of, shaped_bytes
 from jbi_pubsub.core.wire import ServiceRef
@@ -34,6 +34,8 @@ log = logging.getLogger("jbi_pubsub.subscriber")
 ASK_SECONDS: Final = 2.0
 """For a delegate to say what a registration signs with: what came with it waits so long, once for each registration."""
 
+PAUSE: Final = 0.2
+"""Seconds between two tries to ask."""
 ASK_AGAIN: Final = 1.0
 """Seconds after which a delegate that gave no good key is asked again."""
 ASKED_MOST: Final = 1_000
@@ -172,10 +174,16 @@ class SessionSignatures:
                 yield SigningKeyEntry.from_rep(rep).signing_key()
             except EntryError as exc:
                 log.debug("registration %s: %s", holder, exc)
-        try:
-            key = self._proxy.signing_key(holder, ASK_SECONDS)
-        except JbiError as exc:
-            log.debug("%s does not say what %s signs with: %s", ", ".join(self._ref.endpoints), holder, exc)
-            return
-        if key is not None:
-            yield key
+        end = time.monotonic() + ASK_SECONDS
+        while (left := end - time.monotonic()) > 0:
+            try:
+                key = self._proxy.signing_key(holder, left)
+            except JbiError as exc:
+                log.debug("%s does not say what %s signs with: %s", ", ".join(self._ref.endpoints), holder, exc)
+                if not isinstance(exc, WireError):
+                    return
+                time.sleep(min(PAUSE, left))  # its connection may have ended with its certificate of before
+            else:
+                if key is not None:
+                    yield key
+                return

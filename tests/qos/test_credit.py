@@ -212,8 +212,9 @@ def test_important_lanes_have_more_turns_and_all_of_them_under_strict() -> None:
 
 @pytest.fixture
 def delegate(federation: Any, by_type: Configured) -> Any:
-    """With quality of service, and a credit of 16."""
-    return federation.pad(config=by_type(federation.config, credit=16))
+    """With quality of service, and a credit of 16; what finds no room waits as long as a test."""
+    queue = msgspec.structs.replace(federation.config.queue, block_seconds=60.0)
+    return federation.pad(config=by_type(msgspec.structs.replace(federation.config, queue=queue), credit=16))
 
 
 def subscribed(federation: Any, type_name: str, subscriber: Any = None, **options: Any) -> tuple[Any, str]:

@@ -14,7 +14,7 @@ from certificates import DAY, Authority
 
 from jbi_pubsub import Config
 from jbi_pubsub.core.config import LinkSection, TlsSection
-from jbi_pubsub.core.errors import ConfigurationError, JbiError, SignatureError
+from jbi_pubsub.core.errors import ConfigurationError, JbiError, SignatureError, WireError
 from jbi_pubsub.core.info_object import InfoObject, LargeObject, LossNotice, Parcel, pack
 from jbi_pubsub.core.signing import SigningKey, anchor_of, cut_bytes, digest, filter_digest, head_bytes
 from jbi_pubsub.core.wire import ServiceRef
@@ -711,3 +711,34 @@ def test_of_an_item_that_names_thousands_of_keys_a_few_are_looked_at() -> None:
     check = signed.DeliverySignatures(cast("Any", Silent()), require=True)
     looked = signed.SessionSignatures(check, ref, cast("Any", Silent()), lambda _: item)
     assert len(list(looked._keys("x"))) == 4
+
+
+def test_who_cannot_be_asked_for_a_key_just_now_is_asked_again_within_two_seconds() -> None:
+    # Given a publisher whose connections have ended with its certificate of before, so that the next call fails, too
+    key = SigningKey(bytes(32), bytes(32), (b"x",), b"x", bytes(64))
+    answers = iter([WireError("the other side ended the connection"), WireError("refused"), key])
+
+    class Renewed:
+        def signing_key(self, _holder: str, seconds: float) -> SigningKey:
+            assert 0 < seconds <= signed.ASK_SECONDS
+            answer = next(answers)
+            if isinstance(answer, WireError):
+                raise answer
+            return answer
+
+    check = signed.DeliverySignatures(cast("Any", Renewed()), require=True)
+    ref = ServiceRef("0" * 32, "x", ("127.0.0.1:1",))
+    looked = signed.SessionSignatures(check, ref, cast("Any", Renewed()), lambda _: None)
+    assert list(looked._keys("x")) == [key]
+
+
+def test_who_is_away_is_not_waited_for_longer_than_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Away:
+        def signing_key(self, *_: object) -> None:
+            raise WireError("refused")
+
+    monkeypatch.setattr(signed, "ASK_SECONDS", 0.5)
+    check = signed.DeliverySignatures(cast("Any", Away()), require=True)
+    looked = signed.SessionSignatures(check, ServiceRef("0" * 32, "x", ()), cast("Any", Away()), lambda _: None)
+    assert list(looked._keys("x")) == []
+    assert list(looked._keys("x")) == []  # and not again at once
