@@ -89,6 +89,8 @@ STRANGERS: Final[list[str]] = []
 """Who has asked the lookup service that anybody may run at the usual port."""
 OPENED: Final[list[tuple[threading.Thread, str]]] = []
 """Sockets and processes that a thread of this process has begun since the test did."""
+OTHERS: Final[set[threading.Thread]] = set()
+"""Threads that were there before the test, and those that they start: what they do is not the test's."""
 
 
 def _note(event: str, arguments: tuple[Any, ...]) -> None:
@@ -99,6 +101,15 @@ def _note(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 sys.addaudithook(_note)
+
+
+def _begin(thread: threading.Thread, start: Callable[[threading.Thread], None] = threading.Thread.start) -> None:
+    if threading.current_thread() in OTHERS:
+        OTHERS.add(thread)
+    start(thread)
+
+
+threading.Thread.start = _begin  # type: ignore[method-assign]  # there is no event of it before Python 3.12
 
 UNIT_ROOMS: Final = (
     *("archive", "bridge", "capi", "codegen", "core", "lookup", "pad", "policy", "publisher", "qos", "subscriber"),
@@ -131,22 +142,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
-    item.stash[THREADS] = set(threading.enumerate()) - {threading.current_thread()}
+    OTHERS.clear()
+    OTHERS.update(set(threading.enumerate()) - {threading.current_thread()})
     OPENED.clear()
     yield
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Fails a `unit` test that has opened a socket or started a process, its fixtures too. What threads do that were
-    there before is not the test's."""
+    """Fails a `unit` test that has opened a socket or started a process, its fixtures too."""
     yield
     if item.get_closest_marker("unit"):
-        opened = sorted({event for thread, event in OPENED if thread not in item.stash[THREADS]})
+        opened = sorted({event for thread, event in OPENED if thread not in OTHERS})
         assert not opened, f"{', '.join(opened)}: mark the test `processes`"
-
-
-THREADS: Final = pytest.StashKey[set[threading.Thread]]()
 
 
 @pytest.fixture(autouse=True)

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock
@@ -53,4 +54,30 @@ def test_who_says_that_it_opens_nothing_is_taken_at_its_word(fixtures: Any, is_u
     # When it opens a socket, expect it to fail if it is
     socket.socket().close()
     with pytest.raises(AssertionError if is_unit else StopIteration, match="socket" if is_unit else None):
+        next(running)
+
+
+@pytest.mark.parametrize("was_there", [False, True])
+def test_what_other_threads_start_is_not_the_test_s(fixtures: Any, was_there: bool) -> None:
+    # Given a thread of before, or of the test's own, that starts another one, which opens a socket
+    item, goes_on = Mock(stash={}), threading.Event()
+
+    def start_another() -> None:
+        goes_on.wait(60.0)
+        another = threading.Thread(target=lambda: socket.socket().close())
+        another.start()
+        another.join(60.0)
+
+    thread = threading.Thread(target=start_another)
+    if was_there:
+        thread.start()
+    next(fixtures.pytest_runtest_setup(item))
+    running = fixtures.pytest_runtest_call(item)
+    next(running)
+    if not was_there:
+        thread.start()
+    goes_on.set()
+    thread.join(60.0)
+    # Expect it to be taken for the test's in the second case alone
+    with pytest.raises(StopIteration if was_there else AssertionError):
         next(running)
