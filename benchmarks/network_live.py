@@ -25,6 +25,7 @@ from jbi_pubsub.network.links.udp import UdpLink
 from jbi_pubsub.network.message import MessageForm, NodeMessage
 from jbi_pubsub.network.network import Network, NetworkLink
 from jbi_pubsub.network.sealing import seal_of
+from jbi_pubsub.network.side import SideTerms
 
 RECEIVERS: Final = 5
 SENT_AGAIN: Final = {0.01: 8, 0.05: 28, 0.2: 115, 0.3: 190}
@@ -126,7 +127,7 @@ def take_part(case: LiveCase, at: tuple[str, int], number: int, told: Any, go: A
             if len(came) == case.count:
                 told.put(("complete", number, came[-1], time.process_time() - used))
 
-    network = Network(me, 1, [NetworkLink(link, case.rate, seal_of(case.secret, me))], deliver, settings)
+    network = Network(me, 1, [NetworkLink(link, SideTerms(case.rate), seal_of(case.secret, me))], deliver, settings)
     network.start()
     while len(network.peers()) < case.receivers:
         time.sleep(0.02)

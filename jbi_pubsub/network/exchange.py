@@ -111,6 +111,11 @@ class Exchange:
         self._window = SeenWindow(settings.cache_bytes // 2, 3 * settings.announce_seconds)
         self._own = OwnLogs(me, epoch, self.logs, self._window, settings.durable_cache)
 
+    @property
+    def given_up(self) -> int:
+        """Messages for whose parts there was no room."""
+        return self._assembler.given_up
+
     def say(self, message: NodeMessage | None, now: float) -> None:
         """Say a message on all networks; None: nothing more goes with what waits. Raises OversizeError."""
         for out, level in self._own.blocks(message, self._settings.form, now):

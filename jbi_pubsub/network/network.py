@@ -44,20 +44,11 @@ DRAIN_LOOK: Final = 0.02
 
 
 class NetworkLink(NamedTuple):
-    """A link and its terms."""
+    """A link, what is said of its network, and its seal."""
 
     link: DatagramLink
-    rate: float = RATE
-    """Bytes a second at most; 0: it is found."""
+    terms: SideTerms = SideTerms(RATE)
     seal: DatagramSealing = Unsealed()
-    reduced_relay: bool = False
-    """Publications alone are carried on to it and from it."""
-    burst_seconds: float = 0.0
-    """Seconds for which what is to go is gathered; 0: it goes at once."""
-
-    def terms(self) -> SideTerms:
-        """Its terms as a network's."""
-        return SideTerms(self.rate, self.link.is_lossless, self.reduced_relay, self.burst_seconds)
 
 
 @dataclass(slots=True)
@@ -96,7 +87,8 @@ class Network:
         under our id; the last from time to time. `streams` is given the messages of streams, by our own thread, and
         never waits; it may raise ProtocolError. None: they are nobody's."""
         uniform = random.Random().uniform  # noqa: S311  # delays, no secrets
-        self._exchange = Exchange(me, epoch, len(links), uniform, settings, [each.terms() for each in links])
+        terms = [each.terms._replace(is_lossless=each.link.is_lossless) for each in links]
+        self._exchange = Exchange(me, epoch, len(links), uniform, settings, terms)
         self._links = [each.link for each in links]
         self._seals = [each.seal for each in links]
         now = time.monotonic()
@@ -159,12 +151,15 @@ class Network:
         with self._lock:
             sides = [each.status() for each in self._exchange.sides]
             cached, has_twin = self._exchange.held.size, self._exchange.peers.has_twin
+            faults = dict(self._faults)
+            if given_up := self._exchange.given_up:
+                faults["no room for parts of messages"] = given_up
         links = [
             {**link.status(), **counts.status(), **side, "rate": bucket.rate}
             for link, counts, bucket, side in zip(self._links, self._counts, self._buckets, sides, strict=True)
         ]
         return {
-            "peers": peers, "links": links, "faults": dict(self._faults), "cached_bytes": cached, "twin": has_twin,
+            "peers": peers, "links": links, "faults": faults, "cached_bytes": cached, "twin": has_twin,
         }  # fmt: skip
 
     def stop(self, drain: float = 0.0) -> None:

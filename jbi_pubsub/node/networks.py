@@ -29,6 +29,7 @@ from jbi_pubsub.network.message import MessageForm, NodeMessage
 from jbi_pubsub.network.network import Network, NetworkLink
 from jbi_pubsub.network.peers import PeerChange, PeerEvent
 from jbi_pubsub.network.sealing import check_open, member_sealing, seal_of
+from jbi_pubsub.network.side import SideTerms
 from jbi_pubsub.pad.delegate.delegate import Delegate
 from jbi_pubsub.pad.server.server import DisseminationServer
 from jbi_pubsub.protocol.status.networks import NetworksStatus, NetworkStatus, PeerStatus
@@ -205,7 +206,7 @@ class NodeNetworks:
 
 def _with_terms(links: Sequence[DatagramLink], config: Config, seals: Sequence[DatagramSealing]) -> list[NetworkLink]:
     return [
-        NetworkLink(link, each.rate, seal, each.reduced_relay, each.burst_seconds)
+        NetworkLink(link, SideTerms(each.rate, False, each.reduced_relay, each.burst_seconds), seal)
         for link, each, seal in zip(links, config.network.values(), seals, strict=True)
     ]
 

@@ -12,7 +12,8 @@ from jbi_pubsub.network.exchange import ExchangeSettings
 from jbi_pubsub.network.flow import LinkBurst
 from jbi_pubsub.network.links.local import LocalLink
 from jbi_pubsub.network.message import NodeMessage
-from jbi_pubsub.network.network import Network, NetworkLink
+from jbi_pubsub.network.network import RATE, Network, NetworkLink
+from jbi_pubsub.network.side import SideTerms
 
 from .simulated import Node, Segment, World
 
@@ -97,7 +98,7 @@ def test_a_network_gives_its_link_what_was_said_in_a_while_at_once(eventually: C
 
     link.send = sent  # type: ignore[method-assign]
     settings = ExchangeSettings(announce_seconds=60.0)
-    one = Network(b"1" * 16, 1, [NetworkLink(link, burst_seconds=0.3)], lambda _: None, settings)
+    one = Network(b"1" * 16, 1, [NetworkLink(link, SideTerms(RATE, burst_seconds=0.3))], lambda _: None, settings)
     other = Network(b"2" * 16, 1, [NetworkLink(LocalLink("bursts"))], heard.append, settings)
     try:
         other.start()

@@ -250,7 +250,7 @@ def test_a_node_at_a_tenth_of_the_speed_does_not_hold_up_the_others() -> None:
 def test_on_a_link_of_unknown_speed_little_is_lost(eventually: Callable[[Callable[[], object]], None]) -> None:
     # Given a link that has room for some datagrams at a time, and no rate for it
     told: list[NodeMessage] = []
-    links = [NetworkLink(LocalLink("found"), rate=0), NetworkLink(LocalLink("found"))]
+    links = [NetworkLink(LocalLink("found"), SideTerms(0)), NetworkLink(LocalLink("found"))]
     one, other = (
         Network(bytes([number]) * 16, 1, [link], take)
         for number, link, take in ((1, links[0], lambda _: None), (2, links[1], told.append))

@@ -10,6 +10,7 @@ from jbi_pubsub.network.datagram import DatagramKind, DatagramMode
 from jbi_pubsub.network.links.local import LocalLink
 from jbi_pubsub.network.message import NodeMessage
 from jbi_pubsub.network.network import Network, NetworkLink
+from jbi_pubsub.network.side import SideTerms
 
 
 def test_what_a_node_has_said_goes_out_before_it_leaves(eventually: Callable[..., Any]) -> None:
@@ -17,7 +18,7 @@ def test_what_a_node_has_said_goes_out_before_it_leaves(eventually: Callable[...
     name = f"leaving-{os.urandom(4).hex()}"
     heard: list[bytes] = []
     other = Network(b"o" * 16, 1, [NetworkLink(LocalLink(name))], lambda message: heard.append(message.body))
-    leaving = Network(b"l" * 16, 1, [NetworkLink(LocalLink(name), rate=100_000.0)], lambda _: None)
+    leaving = Network(b"l" * 16, 1, [NetworkLink(LocalLink(name), SideTerms(100_000.0))], lambda _: None)
     other.start()
     leaving.start()
     try:

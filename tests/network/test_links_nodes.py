@@ -20,6 +20,7 @@ from jbi_pubsub.network.links.udp import UdpLink
 from jbi_pubsub.network.links.zenoh import ZenohLink
 from jbi_pubsub.network.message import MessageForm, NodeMessage
 from jbi_pubsub.network.network import Network, NetworkLink
+from jbi_pubsub.network.side import SideTerms
 
 from .linked import free_port, new_group
 
@@ -69,7 +70,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[
         for number, links in enumerate(of_nodes, 1):
             heard: list[NodeMessage] = []
             settings = ExchangeSettings(name=f"node {number}", announce_seconds=0.3, form=MessageForm(block=block))
-            on = [NetworkLink(link, 20e6) for link in links]
+            on = [NetworkLink(link, SideTerms(20e6)) for link in links]
             made.append(Network(bytes([number]) * 16, 1, on, heard.append, settings))
             made[-1].start()
             found.append((made[-1], heard))

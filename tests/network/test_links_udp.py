@@ -19,6 +19,7 @@ from jbi_pubsub.network.links.udp import UdpLink
 from jbi_pubsub.network.links.waiting import LinkWaiter
 from jbi_pubsub.network.message import NodeMessage
 from jbi_pubsub.network.network import Network, NetworkLink
+from jbi_pubsub.network.side import SideTerms
 
 from .linked import Driven, Spaces, driven, free_port, new_group
 
@@ -419,7 +420,7 @@ def test_a_network_leaves_no_more_than_a_datagram_in_front_of_a_slow_interface(
     me = bytes(15)
     with spaces.inside(0):
         link = UdpLink("239.78.1.4", 4_170, interfaces=["link0"])
-        network = Network(me + b"1", 1, [NetworkLink(link, 2_400.0)], lambda _: None)
+        network = Network(me + b"1", 1, [NetworkLink(link, SideTerms(2_400.0))], lambda _: None)
     most = [0]
     send, waiting = link.send, link.waiting
 

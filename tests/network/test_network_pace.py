@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jbi_pubsub.network.datagram import DatagramKind, DatagramMode
+from jbi_pubsub.network.datagram import DatagramKind, DatagramMode, packed
 from jbi_pubsub.network.links.local import LocalLink
-from jbi_pubsub.network.message import NodeMessage
+from jbi_pubsub.network.message import Assembler, MessageForm, NodeMessage, blocks
 from jbi_pubsub.network.network import Network, NetworkLink
+from jbi_pubsub.network.side import SideTerms
 
 ME = b"\1" * 16
 
@@ -30,7 +31,7 @@ class Watched(LocalLink):
 def test_what_waits_goes_in_trains_at_the_rate_of_its_link(eventually: Callable[..., Any]) -> None:
     # Given a network of 2 MB/s
     link = Watched()
-    network = Network(ME, 1, [NetworkLink(link, 2e6)], lambda _: None)
+    network = Network(ME, 1, [NetworkLink(link, SideTerms(2e6))], lambda _: None)
     network.start()
     try:
         # When it is to say 400 KB, expect it to go in trains of some milliseconds, no faster than that
@@ -45,3 +46,21 @@ def test_what_waits_goes_in_trains_at_the_rate_of_its_link(eventually: Callable[
     for at, _, size in link.given:
         sent += size
         assert sent <= (at - began) * 2e6 + 2e6 * 0.02 + 3_000
+
+
+def test_what_there_was_no_room_for_is_told_in_the_status(eventually: Callable[..., Any]) -> None:
+    # Given a network with room for parts of four messages, and another node that sends the first blocks of twenty
+    other, heard = LocalLink("room"), LocalLink("room")
+    network = Network(ME, 1, [NetworkLink(heard)], lambda _: None)
+    network._exchange._assembler = Assembler(most=4)
+    network.start()
+    try:
+        for number in range(20):
+            said = NodeMessage(DatagramKind.REQUEST, DatagramMode.UNRELIABLE, b"%d" % number * 3_000, b"o" * 16)
+            first, *_ = blocks(said, MessageForm())
+            other.send([packed(first._replace(sender=b"oooo", number=number + 1))])
+        # Expect those that were given up to be counted
+        eventually(lambda: network.status()["faults"].get("no room for parts of messages", 0) > 10)
+    finally:
+        network.stop()
+        other.close()

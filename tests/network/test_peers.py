@@ -16,6 +16,7 @@ from jbi_pubsub.network.links.local import LocalLink
 from jbi_pubsub.network.message import NodeMessage
 from jbi_pubsub.network.network import Network, NetworkLink
 from jbi_pubsub.network.peers import PeerChange, PeerEvent
+from jbi_pubsub.network.side import SideTerms
 
 from .simulated import Node, Segment, World
 
@@ -189,7 +190,7 @@ def test_a_message_without_room_is_refused_in_time() -> None:
     # Given a slow link, with room for some messages
     told: list[NodeMessage] = []
     settings = ExchangeSettings(queue_bytes=10_000)
-    network = Network(b"\1" * 16, 1, [NetworkLink(LocalLink("slow"), rate=50_000)], told.append, settings)
+    network = Network(b"\1" * 16, 1, [NetworkLink(LocalLink("slow"), SideTerms(50_000))], told.append, settings)
     network.start()
 
     def say_many() -> None:

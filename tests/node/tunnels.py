@@ -12,6 +12,7 @@ from contextlib import closing, suppress
 from jbi_pubsub.network.exchange import ExchangeSettings
 from jbi_pubsub.network.links.local import LocalLink
 from jbi_pubsub.network.network import Network, NetworkLink
+from jbi_pubsub.network.side import SideTerms
 from jbi_pubsub.node.tunnel import Tunnels, TunnelService
 
 
@@ -49,7 +50,12 @@ class TunnelNode:
         )
         settings = ExchangeSettings(name=name, announce_seconds=0.2, node_timeout=2.0)
         self.network = Network(
-            self.id, epoch, [NetworkLink(self.link, 40e6)], lambda _: None, settings, streams=self.tunnels.came
+            self.id,
+            epoch,
+            [NetworkLink(self.link, SideTerms(40e6))],
+            lambda _: None,
+            settings,
+            streams=self.tunnels.came,
         )
         self.say, self.peers = self.network.say, self.network.peers
 
