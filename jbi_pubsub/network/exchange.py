@@ -94,7 +94,7 @@ class Exchange:
         self.peers = Peers(me, settings.node_timeout)
         self.logs = LogBook(me, epoch, self.peers, is_relay=networks > 1)
         self.held = HeldBlocks(settings.cache_bytes, DURABLE_BYTES, settings.durable_cache)
-        self._assembler = Assembler(processed=settings.processed_hashes)
+        self.assembler = Assembler(processed=settings.processed_hashes)
         self.sides = [
             NetworkSide(
                 me, epoch,
@@ -110,11 +110,6 @@ class Exchange:
         self._announcer = NodeAnnouncer(me, settings.announcement(epoch), settings.ack_ranges, networks)
         self._window = SeenWindow(settings.cache_bytes // 2, 3 * settings.announce_seconds)
         self._own = OwnLogs(me, epoch, self.logs, self._window, settings.durable_cache)
-
-    @property
-    def given_up(self) -> int:
-        """Messages for whose parts there was no room."""
-        return self._assembler.given_up
 
     def say(self, message: NodeMessage | None, now: float) -> None:
         """Say a message on all networks; None: nothing more goes with what waits. Raises OversizeError."""
@@ -195,12 +190,12 @@ class Exchange:
         """A message that is complete by a block, and goes on to other networks. What was not what it said is asked for
         again."""
         try:
-            message = self._assembler.add(datagram, now, is_known=self.logs.is_known(datagram.origin))
+            message = self.assembler.add(datagram, now, is_known=self.logs.is_known(datagram.origin))
         except ProtocolError:
             footer = datagram.footer
             if footer is not None and footer.serial:
                 log_id = LogId(datagram.origin, footer.epoch, footer.stream)
-                for serial in self._assembler.refused:
+                for serial in self.assembler.refused:
                     self.held.remove(log_id, serial)
                     self.sides[at].recovery.lack_again(log_id, serial, now)
             raise
@@ -350,7 +345,7 @@ class Exchange:
 
     def _tidy(self, now: float) -> None:
         """Now and then: forget what is over, and say again what is to live on."""
-        self._assembler.expire(now)
+        self.assembler.expire(now)
         self._window.judge(now)
         self.logs.mark_gone(now, self.peers.epoch)
         for log_id in self.logs.forget_idle(now - self._settings.node_timeout):

@@ -152,7 +152,7 @@ class Network:
             sides = [each.status() for each in self._exchange.sides]
             cached, has_twin = self._exchange.held.size, self._exchange.peers.has_twin
             faults = dict(self._faults)
-            if given_up := self._exchange.given_up:
+            if given_up := self._exchange.assembler.given_up:
                 faults["no room for parts of messages"] = given_up
         links = [
             {**link.status(), **counts.status(), **side, "rate": bucket.rate}

@@ -32,7 +32,7 @@ def _waits(nodes: list[Node]) -> list[int]:
     """What waits at each to be sent, asked for, or put together."""
     return [
         side.queues.waiting + side.queues.repairs + sum(len(here.missing) for here in side.recovery._here.values())
-        + len(node.exchange._assembler)
+        + len(node.exchange.assembler)
         for node in nodes for side in node.exchange.sides
     ]  # fmt: skip
 

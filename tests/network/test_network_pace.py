@@ -52,7 +52,7 @@ def test_what_there_was_no_room_for_is_told_in_the_status(eventually: Callable[.
     # Given a network with room for parts of four messages, and another node that sends the first blocks of twenty
     other, heard = LocalLink("room"), LocalLink("room")
     network = Network(ME, 1, [NetworkLink(heard)], lambda _: None)
-    network._exchange._assembler = Assembler(most=4)
+    network._exchange.assembler = Assembler(most=4)
     network.start()
     try:
         for number in range(20):
