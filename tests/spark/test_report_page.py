@@ -5,13 +5,13 @@ What they show is hostile throughout: a page that takes a name for markup fails 
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
+import browsing
 import pytest
+from browsing import needs_chromium
 
 from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.spark import dataset, page, report, result
@@ -25,11 +25,7 @@ sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not 
 pytest.importorskip("pyarrow", reason="needs the spark extra")
 pytest.importorskip("matplotlib", reason="needs the spark extra")
 
-CHROMIUM: Final = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this host (apt-get install chromium)"),
-]
+pytestmark = [pytest.mark.processes, needs_chromium]
 
 HOSTILE: Final = "<img src=x onerror=alert(1)></script><script>alert(2)</script>$\\frac{"
 LONG: Final = "https://example.org/" + "one-name-without-a-space" * 40
@@ -98,51 +94,54 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with ExitStack() as stack:
-        pw = stack.enter_context(sync_api.sync_playwright())
-        opened = pw.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        stack.callback(opened.close)
-        yield opened
+def tab() -> Iterator[Tab]:
+    with browsing.browser() as browser:
+        yield Tab(browser.new_page())
 
 
 @pytest.fixture
-def troubles() -> Iterator[list[str]]:
-    """What a page complained of, asked for elsewhere, or ran of what it was shown: nothing, at the end of each test."""
-    found: list[str] = []
-    yield found
-    assert found == []
+def browser(tab: Tab) -> Iterator[Tab]:
+    """Fails a test whose page complained, asked for something elsewhere, or ran what it was shown."""
+    yield tab
+    tab.page.goto("about:blank")
+    troubles, tab.troubles = tab.troubles, []
+    assert troubles == []
 
 
-def opened(browser: Any, folder: Path, troubles: list[str], *, width: int = 1280, scheme: str = "light") -> Any:
-    shown = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
-    own = (folder / "report.html").as_uri()
-    shown.on("console", lambda m: troubles.append(m.text))
-    shown.on("pageerror", lambda e: troubles.append(str(e)))
-    shown.on("dialog", lambda d: (troubles.append(f"dialog {d.message}"), d.dismiss()))
-    shown.on("request", lambda r: troubles.append(r.url) if r.url != own else None)
-    shown.goto(own)
-    return shown
+class Tab:
+    """The one of the browser, and what its pages did that they should not."""
+
+    def __init__(self, page: Any) -> None:
+        self.page, self._own = page, "about:blank"
+        self.troubles: list[str] = []
+        page.on("console", lambda m: self.troubles.append(m.text))
+        page.on("pageerror", lambda e: self.troubles.append(str(e)))
+        page.on("dialog", lambda d: (self.troubles.append(f"dialog {d.message}"), d.dismiss()))
+        page.on("request", lambda r: self.troubles.append(r.url) if r.url not in (self._own, "about:blank") else None)
+
+    def open(self, folder: Path, *, width: int = 1280, scheme: str = "light", medium: str = "screen") -> Any:
+        """A report as it is on a screen, or on paper."""
+        self._own = (folder / "report.html").as_uri()
+        self.page.set_viewport_size({"width": width, "height": 800})
+        self.page.emulate_media(media=medium, color_scheme=scheme)
+        self.page.goto(self._own)
+        return self.page
 
 
 @pytest.mark.parametrize("study", STUDIES)
-def test_nothing_is_cut_or_lies_on_another_at_any_width_or_on_paper(
-    study: str, folders: Path, browser: Any, troubles: list[str]
-) -> None:
+def test_nothing_is_cut_or_lies_on_another_at_any_width_or_on_paper(study: str, folders: Path, browser: Tab) -> None:
     for width, scheme, medium in ((1280, "light", "screen"), (390, "dark", "screen"), (PAPER, "light", "print")):
-        shown = opened(browser, folders / study, troubles, width=width, scheme=scheme)
-        shown.emulate_media(media=medium, color_scheme=scheme)
+        shown = browser.open(folders / study, width=width, scheme=scheme, medium=medium)
         at = (study, width, medium)
         assert (at, shown.evaluate(WIDER)) == (at, [])
         assert (at, shown.evaluate(OVERLAPPING)) == (at, [])
         assert shown.locator("img, body script[src], figure:empty").count() == 0
         ink = shown.evaluate("getComputedStyle(document.querySelector('svg text')).fill")
         assert ink == {"light": "rgb(0, 0, 0)", "dark": "rgb(255, 255, 255)"}[scheme]
-        shown.close()
 
 
-def test_a_long_table_has_its_first_rows_and_sorts_by_numbers(folders: Path, browser: Any, troubles: list[str]) -> None:
-    shown = opened(browser, folders / "fanout", troubles)
+def test_a_long_table_has_its_first_rows_and_sorts_by_numbers(folders: Path, browser: Tab) -> None:
+    shown = browser.open(folders / "fanout")
     region = shown.get_by_role("region", name="Subscriptions by what they get")
     rows = region.locator("tbody tr")
 
@@ -163,12 +162,10 @@ def test_a_long_table_has_its_first_rows_and_sorts_by_numbers(folders: Path, bro
     # Expect names as text, and long ones cut, with a word of it
     shown.get_by_role("region", name="Delegates as they are").get_by_text(HOSTILE, exact=True).wait_for()
     assert "of texts the first 300 characters" in shown.inner_text("body")
-    shown.close()
 
 
-def test_a_plot_of_nothing_says_so(folders: Path, browser: Any, troubles: list[str]) -> None:
-    shown = opened(browser, folders / "nothing", troubles)
+def test_a_plot_of_nothing_says_so(folders: Path, browser: Tab) -> None:
+    shown = browser.open(folders / "nothing")
 
     assert shown.locator("svg text", has_text="nothing").count() == 2
     assert shown.locator("svg text").count() == 4  # with their titles: no ticks, no legend
-    shown.close()

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
-import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,8 +17,6 @@ from jbi_pubsub.core.config import ArchiveSection, PolicySection, TypesSection
 from jbi_pubsub.core.node_sections import GatewaySection
 from jbi_pubsub.pad.server.server import DisseminationServer
 from jbi_pubsub.web.gateway import Gateway
-
-CHROMIUM: Final = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 class Answer:
@@ -122,20 +118,3 @@ def reached(federation: Any, tmp_path: Path) -> Iterator[Callable[..., Reached]]
     yield start
     for gateway in begun:
         gateway.stop()
-
-
-@contextmanager
-def browsed(url: str) -> Iterator[tuple[Any, list[str]]]:
-    """A page that a browser has opened, and what went wrong in it or asked people."""
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (extra test)")
-    with sync_api.sync_playwright() as pw:
-        browser = pw.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = browser.new_context().new_page()
-        page.set_default_timeout(60_000)
-        troubles: list[str] = []
-        page.on("pageerror", lambda e: troubles.append(str(e)))
-        page.on("dialog", lambda d: (troubles.append(f"dialog {d.message}"), d.dismiss()))
-        page.goto(url)
-        page.get_by_role("heading", level=1).wait_for()
-        yield page, troubles
-        browser.close()

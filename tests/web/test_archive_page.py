@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from browsing import browsed, needs_chromium, picture
 
 from jbi_pubsub.web.archivepage import SHOWN
-from tests.web.conftest import CHROMIUM, browsed
 
 from .test_console import WIDER
 
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this host (apt-get install chromium)"),
-]
+pytestmark = [pytest.mark.processes, needs_chromium]
 HOSTILE: Final = "<img src=x onerror=alert(1)></script>"
 OBJECTS: Final = SHOWN + 10
 
@@ -80,7 +76,7 @@ def test_an_archive_is_searched_and_an_object_looked_at_and_deleted(
         assert Path(download.value.path()).read_bytes() == f"payload 109 {HOSTILE}".encode()
         for width in (1280, 390):
             page.set_viewport_size({"width": width, "height": 800})
-            page.screenshot(path=Path(os.environ.get("SCREENSHOTS", tmp_path)) / f"object-{width}.png", full_page=True)
+            picture(page, f"object-{width}")
             assert page.evaluate(WIDER) == []
         # When an administrator deletes it; Expect it to be gone after a question, from the results too
         page.get_by_role("button", name="Delete it").click()

@@ -6,7 +6,6 @@ Names, types and predicates of the federation are hostile throughout: a page tha
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -14,21 +13,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
+import browsing
 import pytest
+from browsing import needs_chromium, picture
 
 from jbi_pubsub import SubscriberAdapter
-from tests.web.conftest import CHROMIUM
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (extra test)")
 pytest.importorskip("nicegui", reason="NiceGUI is not installed (extra web)")
 
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this host (apt-get install chromium)"),
-]
+pytestmark = [pytest.mark.processes, needs_chromium]
 
 TYPE: Final = "mil.af.rl.jbi.Intel_Imagery"
 HOSTILE: Final = "<img src=x onerror=alert(1)></script>"
@@ -83,19 +79,35 @@ class Watched:
     troubles: list[str] = field(default_factory=list)
     elsewhere: set[str] = field(default_factory=set)
 
-    def open(self, path: str = "", *, width: int = 1280, scheme: str = "light") -> Any:
-        """A page in a browser that has a session."""
-        page = self.context.new_page()
+    def open(self, path: str = "", *, width: int = 1280, scheme: str = "light", beside: bool = False) -> Any:
+        """A page in a browser that has a session: in its first tab, or in another one beside that."""
+        tabs = self.context.pages
+        page = self._tab() if beside or not tabs else tabs[0]
         page.set_viewport_size({"width": width, "height": 800})
         page.emulate_media(color_scheme=scheme)
+        page.goto(f"{self.base}/{path}")
+        page.get_by_role("heading", level=1).wait_for()
+        return page
+
+    def subscribes(self) -> bool:
+        """Whether the console does, for pages that look at the objects of a type."""
+        return any(s["name"] == "console" and s["subscriptions"] for s in self.pads[0].overview()["sessions"])
+
+    def leave(self) -> None:
+        """Every page: nobody looks on, and one tab is kept."""
+        for page in self.context.pages[1:]:
+            page.close()
+        for page in self.context.pages:
+            page.goto("about:blank")
+
+    def _tab(self) -> Any:
+        page = self.context.new_page()
         page.add_init_script(SHIFTED)
         page.set_default_timeout(60_000)
         page.on("console", lambda m: self.troubles.append(m.text) if m.type in ("error", "warning") else None)
         page.on("pageerror", lambda e: self.troubles.append(str(e)))
         page.on("dialog", lambda d: (self.troubles.append(f"dialog {d.message}"), d.dismiss()))
         page.on("request", lambda r: self.elsewhere.add(r.url) if not r.url.startswith(self.base) else None)
-        page.goto(f"{self.base}/{path}")
-        page.get_by_role("heading", level=1).wait_for()
         return page
 
 
@@ -126,59 +138,53 @@ def watched(fixtures: Any, world: str) -> Iterator[Watched]:
         assert web.stdout is not None
         ready = json.loads(web.stdout.readline())
         base = ready["url"].partition("/enter")[0]
-        pw = stack.enter_context(sync_api.sync_playwright())
-        browser = pw.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        stack.callback(browser.close)
+        browser = stack.enter_context(browsing.browser())
         context = browser.new_context()
-        page = context.new_page()
-        page.goto(ready["url"])
-        page.get_by_role("heading", level=1).wait_for()
-        page.close()
+        made = Watched(federation, figures, base, browser, context, light, registration, uid, pads)
+        made.open(ready["url"].removeprefix(f"{base}/"))
         assert json.loads(web.stdout.readline())["url"] != ready["url"]  # the next browser's
-        yield Watched(federation, figures, base, browser, context, light, registration, uid, pads)
+        yield made
 
 
 @pytest.fixture
 def console(watched: Watched) -> Iterator[Watched]:
     """The same; fails a test in which a page complained, asked for something elsewhere, or ran what it was shown."""
     yield watched
+    watched.leave()
     troubles, watched.troubles = watched.troubles, []
     assert troubles == []
     assert watched.elsewhere == set()
-    for page in watched.context.pages:
-        page.close()
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
-def test_every_page_fits_its_window(console: Watched, width: int, scheme: str, tmp_path: Path) -> None:
-    for name in PAGES:
+def test_every_page_fits_its_window_and_what_comes_later_moves_nothing(
+    console: Watched, width: int, scheme: str
+) -> None:
+    one = f"subscription?uid={console.uid}"
+    known = dict.fromkeys(("", "servers", "subscriptions", "domains"), ", rome") | {one: "//lat > 33"}
+    for name in (*PAGES, one):
+        # Given a page, and what it learns of the federation on it
         page = console.open(name, width=width, scheme=scheme)
-        if name in ("", "servers", "subscriptions"):
-            page.wait_for_function("document.querySelector('main').textContent.includes(', rome')")
+        if name in known:
+            page.wait_for_function("text => document.querySelector('main').textContent.includes(text)", arg=known[name])
+        page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        # Expect nothing that was there to have moved, and nothing to be cut, or to lie on another
+        assert page.evaluate("window.shifted") < 0.1, name
         assert page.evaluate(WIDER) == [], name
         assert page.evaluate(OVERLAPPING) == [], name
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         assert page.locator("img[src=x]").count() == 0
         dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert dark == ("rgb(18, 23, 29)" if scheme == "dark" else "rgb(255, 255, 255)")
-        page.screenshot(path=Path(os.environ.get("SCREENSHOTS", tmp_path)) / f"{name or 'overview'}-{width}.png")
-        page.close()
+        picture(page, f"{name.partition('?')[0] or 'overview'}-{width}", whole=False)
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_what_comes_later_moves_nothing_that_is_there(console: Watched, width: int) -> None:
-    known = {
-        "subscriptions": ", rome", "domains": ", rome", f"subscription?uid={console.uid}": "//lat > 33",
-        "": ", rome", "servers": ", rome",
-    }  # fmt: skip
-    for name in (*PAGES, f"subscription?uid={console.uid}"):
-        page = console.open(name, width=width)
-        if name in known:
-            page.wait_for_function("text => document.querySelector('main').textContent.includes(text)", arg=known[name])
-        page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
-        assert page.evaluate("window.shifted") < 0.1, name
-        page.close()
-    # Expect the same when objects come on a page that waits for them
+def test_objects_that_come_move_nothing_that_is_there(
+    console: Watched, width: int, eventually: Callable[..., Any]
+) -> None:
+    # Given nobody who looks on any more, since who does shares what has come
+    eventually(lambda: not console.subscribes())
     page = console.open(f"objects?type={TYPE} 1.0", width=width)
     page.get_by_role("button", name="Show its objects").click()
     page.get_by_text("0 objects have come").wait_for()
@@ -273,12 +279,9 @@ def test_an_object_is_explained_for_a_subscription(console: Watched) -> None:
 
 
 def test_the_last_objects_of_a_type_are_looked_at(console: Watched, eventually: Callable[..., Any]) -> None:
-    def watches() -> bool:
-        return any(s["name"] == "console" and s["subscriptions"] for s in console.pads[0].overview()["sessions"])
-
     page = console.open(f"objects?type={TYPE} 1.0")
     page.get_by_role("button", name="Show its objects").click()
-    eventually(watches)
+    eventually(console.subscribes)
     hostile = HOSTILE.replace("<", "&lt;")
     metadata = console.figures.metadata(Area=hostile, lat="35.5", long="69.5")
     console.camera.publish(console.registration, metadata, f"payload {HOSTILE}".encode())
@@ -290,7 +293,7 @@ def test_the_last_objects_of_a_type_are_looked_at(console: Watched, eventually: 
     page.get_by_role("button", name="Look at").first.click()
     # When the page is left; Expect the subscription to end
     page.close()
-    eventually(lambda: not watches(), 30.0)
+    eventually(lambda: not console.subscribes(), 30.0)
 
 
 def test_an_administrator_acts_after_a_question(console: Watched, eventually: Callable[..., Any]) -> None:
@@ -362,7 +365,7 @@ def test_the_test_client_publishes_subscribes_and_counts(console: Watched) -> No
     assert "received" in page.get_by_label("Events").inner_text()
     assert page.locator("img[src=x]").count() == 0
     # When another tab looks; Expect the same panels, and one that is removed to be gone for both
-    other = console.open("client")
+    other = console.open("client", beside=True)
     other.get_by_role("button", name="Remove subscriber 1").click()
     page.get_by_role("button", name="Remove subscriber 1").wait_for(state="detached")
     page.get_by_role("button", name="Disconnect").click()

@@ -4,7 +4,6 @@ with who stands behind what it brings."""
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 import pytest
+from browsing import browsed, needs_chromium, picture
 
 from jbi_pubsub import Services
 from jbi_pubsub.bridge.listening import SideSubscriber
@@ -25,7 +25,6 @@ from jbi_pubsub.domains.server import TraderServer
 from jbi_pubsub.protocol.status.bridge import BroughtStatus, DirectionStatus, MemberStatus
 from jbi_pubsub.web.domainview import TABLES, DomainLink, DomainServer, DomainStatus, DomainView, rows_of
 from jbi_pubsub.web.federation import Observer
-from tests.web.conftest import CHROMIUM, browsed
 
 HOSTILE: Final = "<img src=x onerror=alert(1)></script>"
 EQUAL, OBJECTS = 3, 20
@@ -201,7 +200,7 @@ def test_a_domain_says_who_stands_behind_what_a_link_brings_and_what_that_saves(
 
 
 @pytest.mark.processes
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this host (apt-get install chromium)")
+@needs_chromium
 def test_domains_in_a_browser(linked: Linked, start: Callable[..., Any], tmp_path: Path) -> None:
     pytest.importorskip("nicegui", reason="NiceGUI is not installed (extra web)")
     from .test_console import WIDER
@@ -222,11 +221,10 @@ def test_domains_in_a_browser(linked: Linked, start: Callable[..., Any], tmp_pat
             page.locator(f"section[aria-label={title}] td").get_by_text(text, exact=True).first.wait_for()
         assert page.locator("img[src=x]").count() == 0
         # and all of it to fit wide and narrow windows, light and dark
-        folder = Path(os.environ.get("SCREENSHOTS", tmp_path))
         for width, scheme in ((1280, "light"), (390, "light"), (390, "dark")):
             page.set_viewport_size({"width": width, "height": 800})
             page.emulate_media(color_scheme=scheme)
             page.wait_for_timeout(300)
-            page.screenshot(path=folder / f"domains-{width}-{scheme}.png", full_page=True)
+            picture(page, f"domains-{width}-{scheme}")
             assert page.evaluate(WIDER) == []
         assert troubles == []

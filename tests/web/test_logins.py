@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 
 import msgspec
 import pytest
+from browsing import browsed, needs_chromium
 from fastapi import WebSocket, WebSocketDisconnect
 
 from jbi_pubsub.core.config import PolicySection, WebSection
@@ -17,7 +18,6 @@ from jbi_pubsub.policy.users import FAILURES_MOST, Account, read_accounts, write
 from jbi_pubsub.web.gate import IDLE_SECONDS, SESSIONS_MOST, USER_SESSIONS_MOST
 from jbi_pubsub.web.logins import FORM_MOST, LOGIN, LOGOUT
 from jbi_pubsub.web.server import WebServer
-from tests.web.conftest import CHROMIUM, browsed
 
 from .test_server import ask, enter, router
 
@@ -156,7 +156,7 @@ def test_a_session_ends_with_its_account_and_its_rights(place: Place, eventually
 
 
 @pytest.mark.processes
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this host (apt-get install chromium)")
+@needs_chromium
 def test_a_user_logs_in_and_out_in_a_browser(
     start: Callable[..., Any], world: str, tmp_path: Path, federation: Any
 ) -> None:

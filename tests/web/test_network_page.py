@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 import pytest
+from browsing import browsed, needs_chromium, picture
 
 from jbi_pubsub.core.node_sections import NetworkSection, NodeSection
 from jbi_pubsub.core.wire import ServiceRef
@@ -21,7 +21,6 @@ from jbi_pubsub.web.drawing import Drawing
 from jbi_pubsub.web.federation import NETWORK, Observer, Server, Snapshot
 from jbi_pubsub.web.networkpicture import PEERS_MOST, network_picture, state_of_link
 from jbi_pubsub.web.picture import NARROW, WIDE
-from tests.web.conftest import CHROMIUM, browsed
 
 from .test_console import OVERLAPPING, WIDER
 
@@ -136,7 +135,7 @@ def test_the_observer_keeps_series_of_networks_and_forgets_those_that_are_gone(
 
 
 @pytest.mark.processes
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this host (apt-get install chromium)")
+@needs_chromium
 def test_networks_in_a_browser(
     nodes: Nodes, start: Callable[..., Any], tmp_path: Path, eventually: Callable[..., Any]
 ) -> None:
@@ -162,8 +161,7 @@ def test_networks_in_a_browser(
         for width in (1280, 390):
             page.set_viewport_size({"width": width, "height": 800})
             page.wait_for_timeout(300)
-            folder = Path(os.environ.get("SCREENSHOTS", tmp_path))
-            page.screenshot(path=folder / f"networks-{width}.png", full_page=True)
+            picture(page, f"networks-{width}")
             assert page.evaluate(WIDER) == []
             assert page.evaluate(OVERLAPPING) == []
         assert troubles == []

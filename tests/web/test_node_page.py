@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import browsing
 import msgspec
 import pytest
+from browsing import needs_chromium, picture
 
 from jbi_pubsub import PublisherAdapterLight
 from jbi_pubsub.core.config import ClientSection
 from jbi_pubsub.node.admin import NodeProxy
 from jbi_pubsub.policy.users import Account, read_accounts, write_accounts
-from tests.web.conftest import CHROMIUM
 
 from .test_console import WIDER
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (extra test)")
 pytest.importorskip("nicegui", reason="NiceGUI is not installed (extra web)")
 
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this host (apt-get install chromium)"),
-]
+pytestmark = [pytest.mark.processes, needs_chromium]
 HOSTILE: Final = "<img src=x onerror=alert(1)></script>"
 XSD: Final = """<xs:schema xmlns:xs="http://www.w3.org/2001/XMLSchema" xmlns:jbi="urn:jbi:codegen:1">
 <xs:element name="Report"><xs:complexType><xs:sequence><xs:element name="n" type="xs:int" jbi:variance="variant"/>
@@ -70,16 +67,11 @@ class Page:
         except sync_api.TimeoutError:
             pytest.fail(f"{text!r} was not said, but {log.inner_text()!r}; {self.troubles}")
 
-    def picture(self, name: str, folder: Path) -> None:
-        self.page.screenshot(path=Path(os.environ.get("SCREENSHOTS", folder)) / f"{name}.png", full_page=True)
-
 
 @pytest.fixture
 def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as pw:
-        made = pw.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with browsing.browser() as made:
         yield made
-        made.close()
 
 
 @pytest.mark.row("G-169", "G-171")
@@ -172,7 +164,7 @@ def test_a_node_is_administered_in_a_browser_by_administrators_alone(
     for width in (1280, 390):
         page.set_viewport_size({"width": width, "height": 800})
         page.wait_for_timeout(300)
-        root.picture(f"node-{width}", tmp_path)
+        picture(page, f"node-{width}")
         assert page.evaluate(WIDER) == []
     # When it is shut down; Expect it to end in order
     page.get_by_role("button", name="Shut the node down").click()

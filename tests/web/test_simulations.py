@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from browsing import browsed, needs_chromium, picture
 
 from jbi_pubsub.cli.pages import FEDERATES, FEDERATIONS, PAGES, PageFacts
 from jbi_pubsub.core.wire import ServiceRef
@@ -19,7 +19,6 @@ from jbi_pubsub.web.federation import Observer, Server, Snapshot
 from jbi_pubsub.web.simulations import TABLES, rows_of
 from tests.hla.conftest import AIR
 from tests.hla.parties import Federate
-from tests.web.conftest import CHROMIUM, browsed
 
 HOSTILE: Final = "<img src=x onerror=alert(1)>"
 
@@ -118,7 +117,7 @@ def test_an_rti_is_observed_once_with_all_its_federations(
 
 
 @pytest.mark.processes
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this host (apt-get install chromium)")
+@needs_chromium
 def test_federations_in_a_browser(
     served: RtiServer, federation: Any, start: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -136,11 +135,10 @@ def test_federations_in_a_browser(
         for title, text in (("Federations", HOSTILE), ("Federations", "point ready"), ("Federates", "regulates")):
             page.locator(f"section[aria-label={title}] td").get_by_text(text, exact=True).first.wait_for()
         assert page.locator("img[src=x]").count() == 0
-        folder = Path(os.environ.get("SCREENSHOTS", tmp_path))
         for width in (1280, 390):
             page.set_viewport_size({"width": width, "height": 800})
             page.wait_for_timeout(300)
-            page.screenshot(path=folder / f"federations-{width}.png", full_page=True)
+            picture(page, f"federations-{width}")
             assert page.evaluate(WIDER) == []
             assert page.evaluate(OVERLAPPING) == []
         assert troubles == []
