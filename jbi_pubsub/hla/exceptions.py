@@ -51,7 +51,6 @@ class SynchronizationPointLabelNotAnnounced(RtiError):
 
 # declarations and objects
 class InvalidObjectClassHandle(RtiError): """The federation object model has no object class of that handle."""
-class InvalidAttributeHandle(RtiError): """The federation object model has no attribute of that handle."""
 class AttributeNotDefined(RtiError): """The object class has no such attribute."""
 class ObjectClassNotPublished(RtiError): """The federate does not publish the object class."""
 class AttributeNotPublished(RtiError): """The federate does not publish the attribute."""

@@ -32,7 +32,6 @@ from .relative import ReadingStep as Relative
 PRESENT: Final = 0
 TEXT: Final = 1
 NUMBER: Final = 2
-COMPUTED: Final = 3
 
 MAX_SLOTS: Final = 4096
 """Slots of one index. A schema has tens to hundreds of paths; more come from nonsense, which lxml then evaluates."""
