@@ -48,15 +48,14 @@ def schema_of(operation: str, name: str) -> dict[str, Any]:
 def test_names_versions_and_prefixes_of_the_document_are_taken(examples: int) -> None:
     # Given what the document says of a type and a version; Expect who publishes it, or asks the Common API, to take it
     said = SCHEMAS["SequenceAsked"]["properties"]
+    published = [texts(schema_of("publishObjects", each)) for each in ("type", "version")]
+    asked = [texts(said[each]) for each in ("type", "version")]
 
     @settings(max_examples=examples, deadline=None)
-    @given(st.data())
-    def taken(data: st.DataObject) -> None:
-        name, version = (data.draw(texts(schema_of("publishObjects", each))) for each in ("type", "version"))
+    @given(*published, *asked, texts(schema_of("queryObjects", "ns")))
+    def taken(name: str, version: str, asked_name: str, asked_version: str, prefix: str) -> None:
         assert checked_name(name, version).name == name
-        name, version = (data.draw(texts(said[each])) for each in ("type", "version"))
-        assert type_of(name, version).version == version
-        prefix = data.draw(texts(schema_of("queryObjects", "ns")))
+        assert type_of(asked_name, asked_version).version == asked_version
         assert namespaces_of([prefix])
 
     taken()
