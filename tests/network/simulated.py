@@ -43,13 +43,23 @@ class Segment:
         if self._is_busy:
             return
         for step in range(len(self.members)):
-            node, at = self.members[(self._turn + step) % len(self.members)]
-            if node.is_up and node.may_send(at):
-                data = node.exchange.outgoing(at, node.now)
-                if data is not None:
-                    self._turn = (self._turn + step + 1) % len(self.members)
-                    self._send(node, data)
-                    return
+            if self._has_sent(*self.members[(self._turn + step) % len(self.members)]):
+                return
+
+    def kick_by(self, node: Node, at: int) -> None:
+        """Let one member send: while nobody does, nothing waits with others, to whom nothing has come."""
+        if not self._is_busy:
+            self._has_sent(node, at)
+
+    def _has_sent(self, node: Node, at: int) -> bool:
+        if not node.is_up or not node.may_send(at) or (node, at) not in self.members:
+            return False
+        data = node.exchange.outgoing(at, node.now)
+        if data is None:
+            return False
+        self._turn = (self.members.index((node, at)) + 1) % len(self.members)
+        self._send(node, data)
+        return True
 
     def _send(self, sender: Node, data: bytes) -> None:
         world, chance = self._world, self._world.chance
@@ -154,8 +164,8 @@ class Node:
             self.arm()
 
     def _kick(self) -> None:
-        for segment in self.segments:
-            segment.kick()
+        for at, segment in enumerate(self.segments):
+            segment.kick_by(self, at)
 
 
 class World:
