@@ -29,7 +29,7 @@ test: $(VENV)/test.stamp
 
 # everything: lint, format, types, floors, then all tests, the slow ones too
 check: $(VENV)/test.stamp lint
-	JBI_LOCK_ORDER=1 $(PYTEST) -m "" $(ARGS)
+	EXAMPLES=all JBI_LOCK_ORDER=1 $(PYTEST) -m "" $(ARGS)
 
 lint: $(VENV)/test.stamp
 	$(BIN)/ruff check .

@@ -28,6 +28,7 @@ from typing import Any, Final, TypeVar
 import lock_order  # first: it sees every lock that the product makes
 import msgspec
 import pytest
+from extent import examples
 from hypothesis import HealthCheck, settings
 from keeping import MemoryKeeping
 
@@ -49,7 +50,12 @@ GROUP: Final = f"test-{WORLD}"
 alone does not keep them apart."""
 
 settings.register_profile(
-    "suite", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
+    "suite",
+    max_examples=examples(100),
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("suite")  # the same examples each time, however busy the machine is
 

@@ -92,9 +92,19 @@ def test_each_claim_of_the_papers_has_its_test_or_a_reason(tool: Any) -> None:
     assert (TOP / "docs" / "rows.md").read_text() == tool.page(claims, there), "python tools/rows.py"
 
 
-def test_the_tests_of_a_row_are_printed(tool: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert tool.main(["X-15"]) == 0
-    assert "tests/test_rows.py::test_each_claim_of_the_papers_has_its_test_or_a_reason\n" in capsys.readouterr().out
+def test_the_tests_of_a_row_are_printed(
+    tool: Any,
+    shown: dict[str, list[str]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "rows.toml").write_text(CLAIMS)
+    (tmp_path / "docs" / "rows.md").write_text(tool.page(tomllib.loads(CLAIMS), shown))
+    monkeypatch.setattr(tool, "ROOT", tmp_path)
+    assert tool.main(["A-2"]) == 0
+    assert capsys.readouterr().out.splitlines() == shown["A-2"]
     # and of a row that no test shows, that
-    assert tool.main(["X-0"]) == 1
-    assert capsys.readouterr().err == "X-0: no test shows it\n"
+    assert tool.main(["A-3"]) == 1
+    assert capsys.readouterr().err == "A-3: no test shows it\n"

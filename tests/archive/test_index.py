@@ -15,6 +15,7 @@ import duckdb
 import pytest
 from archived import TYPE, Shelf, answer, compare, record
 from differential import NAMESPACES
+from extent import examples
 from lxml import etree
 from plain_index import PlainIndex
 
@@ -75,7 +76,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Beside
 @pytest.mark.long
 def test_answers_are_those_of_lxml(make: Callable[[], Beside]) -> None:
     # Given columns for some paths as soon as they come, and not enough for all
-    comparison = compare(7_000, make, documents=100, expressions=60, seed=2)
+    comparison = compare(examples(7_000), make, documents=100, expressions=60, seed=2)
     # Expect what lxml says
     assert comparison.mismatches == ()
     assert comparison.true > 200

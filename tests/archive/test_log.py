@@ -11,6 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from extent import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -450,7 +451,7 @@ def histories(draw: st.DrawFn) -> list[tuple[str, int]]:
 
 
 @given(history=histories())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_whatever_happens_what_was_acknowledged_is_there_and_what_was_refused_is_not(
     history: list[tuple[str, int]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -326,7 +326,7 @@ def test_while_members_come_and_go_each_gets_all_that_it_wants_once_and_in_order
     since = {id(receivers[0]): 0}
     with flow:
         # When others come and go
-        for _ in range(8):
+        for _ in range(5):
             least = chance.randrange(90)
             come = Receiver(bravo, least, least + chance.randrange(5, 40))
             receivers.append(come)

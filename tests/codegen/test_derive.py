@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from extent import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lxml import etree
@@ -277,7 +278,7 @@ def mixed_bag(make):
 
 @pytest.mark.row("J-23")
 @pytest.mark.long
-@settings(max_examples=1000, derandomize=True, deadline=None)
+@settings(max_examples=examples(1000), derandomize=True, deadline=None)
 @given(predicate=_predicates, parts=_documents())
 def test_whatever_the_predicate_a_document_that_satisfies_it_matches_the_templates(mixed_bag, predicate, parts):
     document = _xml(parts)
@@ -286,7 +287,7 @@ def test_whatever_the_predicate_a_document_that_satisfies_it_matches_the_templat
         assert satisfied(mixed_bag.derive(predicate), mixed_bag.entries(document))
 
 
-@settings(max_examples=300, derandomize=True, deadline=None)
+@settings(max_examples=examples(300), derandomize=True, deadline=None)
 @given(value=st.sampled_from(TEXTS), others=_documents(), leaf=st.sampled_from(("s", "t", "@k", "m", "g/x")))
 def test_an_equality_finds_every_document_that_has_the_value(mixed_bag, value, others, leaf):
     document, predicate = _xml(others), f"/r/{leaf}='{value}'"
@@ -296,7 +297,7 @@ def test_an_equality_finds_every_document_that_has_the_value(mixed_bag, value, o
         assert satisfied(templates, mixed_bag.entries(document))
 
 
-@settings(max_examples=300, derandomize=True, deadline=None)
+@settings(max_examples=examples(300), derandomize=True, deadline=None)
 @given(text=st.text(alphabet="/r[]()=.'\"@*|$:sand or1-!<>,", max_size=40))
 def test_any_text_is_answered_and_never_raises(mixed_bag, text):
     explained = mixed_bag.explain(text)

@@ -6,6 +6,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from extent import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lxml import etree
@@ -278,7 +279,7 @@ def test_the_pairs_of_a_repeated_element_stay_together(make, cap):
 TEXTS = st.none() | st.sampled_from(("", " ", "a", " a\t b ", "b", "1", "01.0"))
 
 
-@settings(max_examples=300, derandomize=True, deadline=None)
+@settings(max_examples=examples(300), derandomize=True, deadline=None)
 @given(
     groups=st.lists(st.tuples(TEXTS, TEXTS, st.lists(TEXTS.filter(bool), max_size=3)), max_size=3),
     single=TEXTS,

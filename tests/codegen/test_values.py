@@ -6,6 +6,7 @@ from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 
 import pytest
+from extent import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -168,7 +169,7 @@ def test_an_enumeration_compares_values_not_spellings():
         canonical_text("2", halves)
 
 
-@settings(max_examples=300, derandomize=True)
+@settings(max_examples=examples(300), derandomize=True)
 @given(st.decimals(allow_nan=False, allow_infinity=False, places=6), st.integers(0, 3), st.integers(0, 3))
 def test_decimals_have_one_text_each(value, zeros_before, zeros_behind):
     plain = f"{value.copy_abs():f}"
@@ -177,7 +178,7 @@ def test_decimals_have_one_text_each(value, zeros_before, zeros_behind):
     assert Decimal(canonical_text(written, kind("decimal"))) == value
 
 
-@settings(max_examples=300, derandomize=True)
+@settings(max_examples=examples(300), derandomize=True)
 @given(
     MOMENTS,
     st.integers(-14 * 60, 14 * 60),
@@ -192,7 +193,7 @@ def test_one_instant_has_one_text_in_every_time_zone(moment, one, other):
     assert texts == {instant.isoformat().replace("+00:00", "Z")}
 
 
-@settings(max_examples=300, derandomize=True)
+@settings(max_examples=examples(300), derandomize=True)
 @given(
     DAYS,
     st.integers(-14 * 60, 14 * 60),
@@ -214,7 +215,7 @@ def test_dates_with_a_zone_are_equal_exactly_if_they_begin_at_one_instant(day, o
         assert text(day, offset) == text(day - timedelta(days=1), offset - 24 * 60)
 
 
-@settings(max_examples=300, derandomize=True)
+@settings(max_examples=examples(300), derandomize=True)
 @given(st.text(max_size=20), st.sampled_from(BUILTINS))
 def test_any_text_is_a_value_or_the_one_error(text, builtin):
     if is_value(text, kind(builtin)):
@@ -231,7 +232,7 @@ EVERY = (
 
 @pytest.mark.long
 @pytest.mark.parametrize("builtin", EVERY)
-@settings(max_examples=60, derandomize=True, deadline=None)
+@settings(max_examples=examples(60), derandomize=True, deadline=None)
 @given(text=st.text(max_size=20) | st.from_regex(r"[-+0-9TZ:.PYMDHS=eEA-Fa-f\u00e9\u0660]{0,30}", fullmatch=True))
 def test_whatever_text_it_is_a_value_or_none_and_canonical_text_is_its_own(builtin: str, text: str) -> None:
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from extent import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -122,7 +123,7 @@ def test_memory_is_bounded_by_the_live_leases():
     assert book.next_deadline() == 10.0
 
 
-@settings(derandomize=True, deadline=None, max_examples=200)
+@settings(derandomize=True, deadline=None, max_examples=examples(200))
 @given(
     st.lists(
         st.tuples(

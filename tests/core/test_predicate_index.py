@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from differential import NAMESPACES, compare, document, expression, is_taken
+from extent import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lxml import etree
@@ -433,7 +434,7 @@ class TestExactness:
         )
         assert index.stats()["fallback"] == 2  # bounds on what is divided by 0
 
-    @settings(derandomize=True, max_examples=300, deadline=None)
+    @settings(derandomize=True, max_examples=examples(300), deadline=None)
     @given(
         st.lists(st.sampled_from(("+{}", "-{}", "*{}", " div {}", "{}-", "{}+", "{}*", "-")), min_size=1, max_size=4),
         st.lists(st.decimals(-1000, 1000, allow_nan=False, places=3), min_size=9, max_size=9),
@@ -509,7 +510,7 @@ class TestExactness:
         )
         assert index.stats()["fallback"] == 0
 
-    @settings(derandomize=True, max_examples=200, deadline=None)
+    @settings(derandomize=True, max_examples=examples(200), deadline=None)
     @given(st.integers(0, 2**32), st.lists(st.sampled_from(RELATIVE), min_size=1, max_size=4, unique=True))
     def test_what_is_read_of_an_element_depends_on_the_tags_down_to_it(self, seed: int, paths: list[str]) -> None:
         # Given what is to be read at relative paths
@@ -574,7 +575,7 @@ class TestExactness:
         assert result.indexed > result.expressions // 2
         assert result.true > result.compared // 10
 
-    @settings(derandomize=True, max_examples=60, deadline=None)
+    @settings(derandomize=True, max_examples=examples(60), deadline=None)
     @given(st.integers(0, 2**32), st.lists(st.booleans(), max_size=30))
     def test_any_sequence_of_adding_removing_and_matching(self, seed: int, steps: list[bool]) -> None:
         chance = random.Random(seed)

@@ -9,6 +9,7 @@ import sys
 from contextlib import suppress
 
 import pytest
+from extent import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lxml import etree
@@ -126,7 +127,7 @@ PARTS = ("<a>", "</a>", "<b x='1>'/>", "<b y=\"='\" z='>>'/>", "x", ">", ">>", "
          "<![CDATA[<a>>]]>", " ", "<c/>", "=", "'", "\u3e3c", "\u3c3e", "é")  # fmt: skip
 
 
-@settings(derandomize=True, max_examples=400, deadline=None)
+@settings(derandomize=True, max_examples=examples(400), deadline=None)
 @given(
     st.lists(st.sampled_from(PARTS), max_size=9),
     st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "utf-16-be", "utf-32", "iso-8859-1", "us-ascii", "cp037"]),
@@ -201,7 +202,7 @@ def test_text_with_an_encoding_declaration_is_taken() -> None:
 
 
 @pytest.mark.long
-@settings(derandomize=True, max_examples=300)
+@settings(derandomize=True, max_examples=examples(300))
 @given(st.binary(max_size=200) | st.text(max_size=100).map(str.encode))
 def test_any_bytes_are_parsed_or_refused_with_our_error(data: bytes) -> None:
     try:

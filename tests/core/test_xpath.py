@@ -7,6 +7,7 @@ import random
 import threading
 
 import pytest
+from extent import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lxml import etree
@@ -204,7 +205,7 @@ class TestNumbers:
         assert [t for t in texts if not self.agree(t)] == []
         assert any(float(t) != number(t) for t in texts)  # so float() would not do
 
-    @settings(derandomize=True, max_examples=500, deadline=None)
+    @settings(derandomize=True, max_examples=examples(500), deadline=None)
     @given(st.text(alphabet="0123456789.-+eE \t\n\rx", max_size=24))
     def test_any_text(self, text: str) -> None:
         assert self.agree(text)
@@ -296,7 +297,7 @@ class TestRefusal:
             compile_predicate("a", namespaces={"": "urn:x"})
 
     @pytest.mark.long
-    @settings(derandomize=True, max_examples=1500, deadline=None)
+    @settings(derandomize=True, max_examples=examples(1500), deadline=None)
     @given(st.lists(st.sampled_from([*"()[]/|@*.,=<>-+$:'\" ", "//", "::", "..", "a", "b1", "and", "or", "div", "not",
            "count", "text()", "1", "1.5", "'x'", "self", "p:a", "!="]), max_size=12))  # fmt: skip
     def test_any_text_is_accepted_as_lxml_does_or_refused(self, parts: list[str]) -> None:
@@ -313,7 +314,7 @@ class TestRefusal:
             expected = False
         assert predicate.matches(root) is expected
 
-    @settings(derandomize=True, max_examples=600, deadline=None)
+    @settings(derandomize=True, max_examples=examples(600), deadline=None)
     @given(st.integers(0, 2**32))
     def test_sets_of_nodes_are_taken_exactly_as_lxml_takes_them(self, seed: int) -> None:
         # Given an expression for a set of nodes: unions of unions, in brackets and out of them, cut and continued

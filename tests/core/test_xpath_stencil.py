@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from extent import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lxml import etree
@@ -20,7 +21,7 @@ from jbi_pubsub.core.xpath import PredicateIndex, compile_predicate
 from jbi_pubsub.core.xpath.index.document import EMPTY, PRESENT, Paths
 from jbi_pubsub.core.xpath.index.document import TEXT as NODE_TEXT
 
-MANY = settings(max_examples=300, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+MANY = settings(max_examples=examples(300), derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 NUMBER = Texts(r"[+-]?\d{1,9}(?:\.\d{1,9})?")
 
 

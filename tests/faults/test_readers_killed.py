@@ -95,7 +95,7 @@ def lines(file: Path, word: str) -> list[str]:
     return [line.split()[1] for line in found if line.startswith(word + " ") and len(line.split()) == 2]
 
 
-@pytest.mark.parametrize("kills", [20, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(1_200)])])
+@pytest.mark.parametrize("kills", [6, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(1_200)])])
 def test_who_reads_the_archive_misses_nothing(
     field: Any, figures: Any, tmp_path: Path, kills: int, eventually: Callable[..., Any]
 ) -> None:

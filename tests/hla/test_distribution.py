@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
+from extent import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -393,7 +394,7 @@ def is_heard(sent: Iterable[int], wanted: Iterable[int], is_wanted: bool, at: li
     return any(at[a][0] < at[b][1] and at[b][0] < at[a][1] for a in sent for b in wanted)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(st.lists(steps, max_size=25))
 def test_whatever_regions_come_and_go_those_hear_who_should(todo: list[Any]) -> None:
     # Given an owner and a reader, each with two regions, and an aircraft

@@ -6,6 +6,7 @@ import struct
 from typing import Any
 
 import pytest
+from extent import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -168,7 +169,7 @@ def made(shape: Any) -> tuple[Encoding, Any]:
     return (FixedArray(of, shape[2]) if shape[0] == "fixed" else VariableArray(of)), values
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(SHAPES)
 def test_whatever_is_made_of_what_has_the_bytes_of_the_formulas(shape: Any) -> None:
     encoding, value = made(shape)
@@ -177,7 +178,7 @@ def test_whatever_is_made_of_what_has_the_bytes_of_the_formulas(shape: Any) -> N
     assert encoding.boundary == boundary_of(shape)
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(st.sampled_from([encoding for encoding, _, _ in TABLE]), st.binary(max_size=40))
 def test_any_bytes_are_a_value_or_refused(encoding: Encoding, data: bytes) -> None:
     try:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from extent import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from immutables import Map
@@ -104,7 +105,7 @@ def test_values_stand_in_a_document_in_the_words_of_the_model() -> None:
     )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     st.lists(st.tuples(st.sampled_from((ALTITUDE, CALLSIGN, IMAGE, 99)), st.binary(max_size=40) | st.text().map(text_of)
              | st.floats().map(lambda each: struct.pack(">d", each)))),

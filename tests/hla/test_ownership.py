@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from extent import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -158,7 +159,7 @@ CALLS = (
 
 
 @pytest.mark.row("H-17")
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     calls=st.lists(
         st.tuples(st.sampled_from("abc"), st.sampled_from(CALLS), st.integers(1, 3)), min_size=1, max_size=40

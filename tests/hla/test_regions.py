@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import product
 from typing import Any
 
+from extent import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from immutables import Map
@@ -28,7 +29,7 @@ def overlap(one: Any, other: Any) -> bool:
     )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.lists(boxes, max_size=2), st.lists(boxes, min_size=1, max_size=5))
 def test_regions_meet_where_they_have_a_point_in_common(sent: list[Any], wanted: list[Any]) -> None:
     both = Map(enumerate(sent, 1)), Map(enumerate(wanted, 1))

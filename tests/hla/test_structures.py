@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from extent import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lxml import etree
@@ -55,7 +56,7 @@ def test_what_is_no_record_stands_in_hexadecimal() -> None:
     assert (route.get("encoding"), route.get("cut"), len(route.text or "")) == ("hex", "true", TEXT_MOST)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.dictionaries(st.sampled_from(sorted(HANDLES)), st.binary(max_size=80)))
 def test_whatever_a_federate_sends_is_a_document(values: dict[str, bytes]) -> None:
     root = etree.fromstring(document(**values))

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import pytest
+from extent import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -244,7 +245,7 @@ KINDS = (
 )  # fmt: skip
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(data=st.data())
 def test_time_never_runs_back_and_never_stands_still(data: st.DataObject) -> None:
     # Given some federates with their lookaheads

@@ -6,6 +6,7 @@ import dataclasses
 from decimal import Decimal
 
 import pytest
+from extent import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -158,7 +159,7 @@ def test_anything_else_is_no_value(value):
         canonical(value)
 
 
-@settings(derandomize=True, max_examples=200)
+@settings(derandomize=True, max_examples=examples(200))
 @given(
     st.one_of(
         st.integers(),

@@ -6,6 +6,7 @@ from itertools import combinations
 from unittest import mock
 
 import pytest
+from extent import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -76,7 +77,7 @@ def sized(sizes: dict[str, int]) -> mock._patch:
     return mock.patch.multiple(posting_module, _OFFSET=(1 << sizes["SHIFT"]) - 1, **sizes)
 
 
-@settings(derandomize=True, deadline=None, max_examples=250)
+@settings(derandomize=True, deadline=None, max_examples=examples(250))
 @given(steps=STEPS, sizes=SIZES)
 def test_items_by_template_are_what_the_definition_says(steps, sizes):
     """Given any history of items, with few or many slots in a posting, a lookup finds what a scan does; and an item
@@ -104,7 +105,7 @@ def test_items_by_template_are_what_the_definition_says(steps, sizes):
     assert index._families == {}, "nothing is left of items that are gone"
 
 
-@settings(derandomize=True, deadline=None, max_examples=150)
+@settings(derandomize=True, deadline=None, max_examples=examples(150))
 @given(
     sets=st.lists(st.sets(st.integers(0, 40)), min_size=1, max_size=4),
     gone=st.sets(st.integers(0, 40)),
@@ -177,7 +178,7 @@ def test_an_item_with_many_entries_leaves_no_work_behind():
 
 
 @pytest.mark.long
-@settings(derandomize=True, deadline=None, max_examples=250)
+@settings(derandomize=True, deadline=None, max_examples=examples(250))
 @given(
     steps=st.lists(
         st.one_of(

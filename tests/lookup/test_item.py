@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from extent import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -37,7 +38,7 @@ def test_id_types_and_entries_are_anded_and_empty_ones_are_wildcards(template, e
     assert template.matches(item("a", ("b", "c"), "x")) is expected
 
 
-@settings(derandomize=True, max_examples=300)
+@settings(derandomize=True, max_examples=examples(300))
 @given(
     st.builds(
         ServiceTemplate,

@@ -9,6 +9,7 @@ from unittest import mock
 
 import msgspec
 import pytest
+from extent import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -100,7 +101,7 @@ def small(page_bytes: int, page_steps: int = 20_000, count_each: int = 1000, cro
 
 
 @pytest.mark.long
-@settings(derandomize=True, deadline=None, max_examples=250)
+@settings(derandomize=True, deadline=None, max_examples=examples(250))
 @given(
     before=LONGER,
     between=PAGES,
@@ -205,7 +206,7 @@ class Client:
 
 
 @pytest.mark.long
-@settings(derandomize=True, deadline=None, max_examples=250)
+@settings(derandomize=True, deadline=None, max_examples=examples(250))
 @given(
     before=STEPS,
     between=st.lists(st.tuples(STEPS, st.sampled_from([0, 0, 0, 1, 2]), st.integers(0, 6)), max_size=15),

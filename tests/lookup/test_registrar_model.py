@@ -7,6 +7,7 @@ from unittest import mock
 
 import msgspec
 import pytest
+from extent import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -325,6 +326,6 @@ class Model(RuleBasedStateMachine):
         assert status.owners == bool(self.kept or self.wanted)
 
 
-Model.TestCase.settings = settings(derandomize=True, deadline=None, max_examples=120, stateful_step_count=40)
+Model.TestCase.settings = settings(derandomize=True, deadline=None, max_examples=examples(120), stateful_step_count=40)
 TestRegistrarAgainstTheModel = Model.TestCase
 TestRegistrarAgainstTheModel.pytestmark = [pytest.mark.long]  # type: ignore[attr-defined]  # pytest's own name

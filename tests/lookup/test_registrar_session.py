@@ -10,6 +10,7 @@ from unittest import mock
 
 import msgspec
 import pytest
+from extent import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -284,7 +285,7 @@ def test_an_item_that_the_lookup_service_does_not_understand_holds_up_no_other(
     assert len(session._held()) == 3
 
 
-@settings(derandomize=True, deadline=None, max_examples=200)
+@settings(derandomize=True, deadline=None, max_examples=examples(200))
 @given(
     steps=st.lists(
         st.one_of(

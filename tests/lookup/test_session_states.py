@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from unittest import mock
 
+from extent import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -167,4 +168,4 @@ class Lives(RuleBasedStateMachine):
 
 
 TestLives = Lives.TestCase
-TestLives.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestLives.settings = settings(max_examples=examples(100), stateful_step_count=30, deadline=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from extent import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -98,7 +99,7 @@ STEPS = st.lists(
 )
 
 
-@settings(derandomize=True, max_examples=200)
+@settings(derandomize=True, max_examples=examples(200))
 @given(STEPS)
 def test_whatever_is_said_there_are_never_more_than_the_bound_and_none_without_a_source(steps):
     book = Suggestions(10)

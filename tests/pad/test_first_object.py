@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from extent import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -675,7 +676,7 @@ class Interleaved(World):
             self.delegate.subscribers.unsubscribe(self.sessions[standing[0]], standing[0])
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(st.lists(st.sampled_from(ACTIONS), max_size=60))
 def test_in_every_interleaving_each_object_comes_once_in_order_or_is_told_as_missed(schedule: list[str]) -> None:
     # Given two registrations of one topic, and any schedule of what happens in the middle of what

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from extent import examples
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -64,7 +65,9 @@ class MailServer:
         return {a: (answers[a], "no") for a in attempt.recipients if answers[a] != 250}
 
 
-@settings(max_examples=200, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=examples(200), stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 class Letters(RuleBasedStateMachine):
     """A queue with its file, and a mail server; whoever calls stands for the threads of the dispatcher."""
 

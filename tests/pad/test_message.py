@@ -8,6 +8,7 @@ from email.message import EmailMessage
 from typing import cast
 
 import pytest
+from extent import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -51,7 +52,7 @@ def attached(message: EmailMessage) -> list[bytes]:
     return [cast(bytes, part.get_payload(decode=True)) for part in message.iter_attachments()]
 
 
-@settings(max_examples=200, derandomize=True, deadline=None)
+@settings(max_examples=examples(200), derandomize=True, deadline=None)
 @given(metadata=BYTES, payload=BYTES, name=st.text(max_size=60))
 def test_metadata_and_payload_are_attached_byte_for_byte_and_lines_are_short_and_ascii(
     metadata: bytes, payload: bytes, name: str
@@ -68,7 +69,7 @@ def test_metadata_and_payload_are_attached_byte_for_byte_and_lines_are_short_and
     assert estimate(obj, payload) >= sum(len(x) * 4 // 3 for x in (metadata, payload))
 
 
-@settings(max_examples=100, derandomize=True, deadline=None)
+@settings(max_examples=examples(100), derandomize=True, deadline=None)
 @given(st.lists(st.tuples(BYTES, BYTES), min_size=1, max_size=4))
 def test_a_digest_holds_each_objects_whole_mail(parts: list[tuple[bytes, bytes]]) -> None:
     # Given objects of any bytes; When they go in one mail
@@ -178,7 +179,7 @@ def test_a_reminder_says_what_ends_when_and_how_it_goes_on_or_not() -> None:
     assert reminded(request)["Message-ID"] == message["Message-ID"]
 
 
-@settings(max_examples=100, derandomize=True, deadline=None)
+@settings(max_examples=examples(100), derandomize=True, deadline=None)
 @given(
     st.one_of(
         st.text(max_size=80), st.sampled_from([*map(bytes.decode, NASTY), "x\r\nBcc: a@x.org\r\n\r\n<b>", "a" * 9_999])

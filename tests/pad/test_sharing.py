@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from extent import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -292,7 +293,7 @@ def test_a_batch_of_acknowledged_objects_is_accounted_for_in_one_step(
 
 
 @pytest.mark.long
-@settings(derandomize=True, deadline=None, max_examples=200)
+@settings(derandomize=True, deadline=None, max_examples=examples(200))
 @given(
     bounds=st.lists(st.integers(1, 6), min_size=1, max_size=5),
     policies=st.lists(st.sampled_from(["drop_oldest", "drop_newest"]), min_size=5, max_size=5),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from extent import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -191,7 +192,7 @@ def _tree(leaf: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(text=_tree(st.sampled_from((*OPEN, *LATER))))
 def test_deciding_in_two_steps_is_deciding_at_once(text: str) -> None:
     # Given any combination of what is known when a contract opens and of what is not (all of which is known here)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from extent import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -256,7 +257,7 @@ VALUES = st.one_of(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     tables=st.dictionaries(
         st.text(st.characters(codec="utf-8"), min_size=1, max_size=8),
@@ -315,7 +316,7 @@ SAID = st.recursive(
 
 @pytest.mark.row("Q-27")
 @pytest.mark.long
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(data=st.data())
 def test_whatever_a_file_says_it_is_used_or_refused_with_a_reason(data: st.DataObject) -> None:
     # Given tables with the right keys and any values

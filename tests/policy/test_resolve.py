@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from extent import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -157,7 +158,7 @@ CONTRACTS = st.fixed_dictionaries(
 
 @pytest.mark.row("Q-28", "Q-30")
 @pytest.mark.long
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(data=st.data(), contexts=st.lists(CONTEXTS, max_size=8), seed=st.integers(0, 2**32))
 def test_what_wins_is_what_the_simplest_resolver_says_in_any_order(
     data: st.DataObject, contexts: list[dict[str, Any]], seed: int

@@ -12,6 +12,7 @@ from unittest import mock
 
 import msgspec
 import pytest
+from extent import examples
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -567,7 +568,9 @@ EVENTS = st.lists(
 ).map(" ".join)
 
 
-@settings(max_examples=100, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=examples(100), stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 class Lives(RuleBasedStateMachine):
     """Whatever happens in whatever order."""
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from extent import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -394,7 +395,7 @@ def test_what_its_publisher_gives_no_more_time_is_lost_wherever_it_waits() -> No
 
 
 @pytest.mark.long
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     subscriptions=st.lists(
         st.tuples(st.integers(1, 5), st.sampled_from([None, 2.0]), st.sampled_from(["", "//track"]), st.integers(1, 6)),

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from extent import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -293,7 +294,7 @@ class Naive:
         return row
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(operations=st.lists(OPERATION, max_size=60), deadline=st.sampled_from([None, 3.0]))
 def test_as_a_naive_queue_and_all_is_accounted_for(operations: list[Any], deadline: float | None) -> None:
     """Order per registration holds; dropped + replaced + expired + received = matched."""

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import pytest
 from contracts import stand_under
+from extent import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -262,7 +263,7 @@ def test_a_step_that_turns_out_to_take_long_ends_and_the_rest_keeps_its_order(
     assert [sequence for _, sequence in made.world.got[name]] == list(range(1, 36))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 1 << 32))
 def test_whatever_happens_each_has_what_one_table_would_give_it_once_and_in_order(seed: int) -> None:
     # Given: a partitioned table; any order of turns, payloads that take long to shape, one subscriber that blocks

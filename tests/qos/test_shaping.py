@@ -21,6 +21,7 @@ import msgspec
 import pytest
 from certificates import Authority
 from contracts import stand_under
+from extent import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -234,7 +235,7 @@ def test_what_a_hostile_picture_says_beside_its_pixels_is_no_warning(recwarn: py
     assert not recwarn.list
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.data())
 def test_a_damaged_picture_is_shaped_or_stays_and_never_fails(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(["JPEG", "PNG"]))

@@ -101,7 +101,7 @@ GROUP = 250
 @pytest.mark.spark
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
-    ("number", "size"), [(250, 1_000), pytest.param(10_000, 10_000, marks=pytest.mark.slow)], ids=["some", "all"]
+    ("number", "size"), [(250, 250), pytest.param(10_000, 10_000, marks=pytest.mark.slow)], ids=["some", "all"]
 )
 def test_random_predicates_match_the_same_random_documents(
     number: int, size: int, tmp_path: Path, spark: SparkSession

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 from click.testing import CliRunner
+from extent import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lxml import etree
@@ -162,7 +163,7 @@ def told_of_the_whole(study: Study) -> Result:
     return told_of(study, judged(few()[2], study.see, FEW.published(), []))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(cuts=st.lists(st.integers(0, 60), max_size=5), order=st.randoms(use_true_random=False))
 def test_the_sums_of_parts_are_those_of_the_whole_in_any_order(cuts: list[int], order: random.Random) -> None:
     publications = list(FEW.published())

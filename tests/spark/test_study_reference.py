@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from extent import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,7 +29,7 @@ def pairs(matcher: Matcher, entries: list[tuple[int, EntryRep]]) -> set[tuple[in
     return {(rid, tid) for rid, entry in entries for gid in matcher.match(entry) for tid in members[gid]}
 
 
-@settings(derandomize=True, max_examples=200, deadline=None)
+@settings(derandomize=True, max_examples=examples(200), deadline=None)
 @given(st.lists(reps(), max_size=12), st.lists(reps(), max_size=12))
 def test_matcher_finds_exactly_the_pairs_of_the_definition(entries: list[EntryRep], templates: list[EntryRep]) -> None:
     registrations, asked = list(enumerate(entries)), list(enumerate(templates))

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from extent import examples
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -364,7 +365,9 @@ def test_a_cancellation_that_is_on_its_way_does_not_end_who_begins_anew(monkeypa
     assert life.delegate.stands["s"][1] == 2
 
 
-@settings(max_examples=150, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=examples(150), stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 class Lives(RuleBasedStateMachine):
     """Whatever happens in whatever order."""
 

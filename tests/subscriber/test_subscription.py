@@ -11,6 +11,7 @@ from unittest.mock import patch
 
 import msgspec
 import pytest
+from extent import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -222,7 +223,7 @@ def test_what_an_archive_has_is_not_lost_with_its_delegate(placed: bool) -> None
     subscription.queue.close()
 
 
-@settings(derandomize=True, deadline=None, max_examples=300)
+@settings(derandomize=True, deadline=None, max_examples=examples(300))
 @given(
     st.integers(1, 30),
     st.integers(0, 30),

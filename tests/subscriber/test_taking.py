@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from extent import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -109,7 +110,7 @@ def loss(number: int, count: int) -> bytes:
 
 
 @pytest.mark.long
-@settings(derandomize=True, deadline=None, max_examples=150)
+@settings(derandomize=True, deadline=None, max_examples=examples(150))
 @given(steps=st.integers(1, 40), chance=st.randoms(use_true_random=False))
 def test_a_batch_comes_to_each_subscription_in_its_order(steps: int, chance: random.Random) -> None:
     # Given three subscriptions, two more that were cancelled, and a batch of all that may come, in runs or by turns

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from extent import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -76,7 +77,7 @@ PIECES = st.one_of(
 )
 
 
-@settings(derandomize=True, max_examples=60, deadline=None)
+@settings(derandomize=True, max_examples=examples(60), deadline=None)
 @given(st.lists(PIECES, max_size=12))
 def test_batches_come_out_as_they_went_in_whatever_shrinks_of_them(bodies: list[bytes]) -> None:
     # Given two ends of a connection

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from extent import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -43,7 +44,7 @@ steps = st.one_of(
 )
 
 
-@settings(derandomize=True, max_examples=300, deadline=None)
+@settings(derandomize=True, max_examples=examples(300), deadline=None)
 @given(st.lists(steps, max_size=40))
 def test_what_is_to_be_sent_again_is_what_the_receiver_lacks(script: list[tuple[str, object]]) -> None:
     # Given any history of batches, acknowledgements and reconnects, and a model of all that was ever sent
