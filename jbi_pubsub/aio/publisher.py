@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
-from jbi_pubsub.core.arguments import Document
+from jbi_pubsub.core.arguments import Document, checked
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import BackPressureError, JbiError
 from jbi_pubsub.core.info_object import ObjectAttributes
@@ -95,9 +95,10 @@ class AsyncPublisherAdapterLight(AsyncAdapter[_OpenPublisher]):
         needs_no_check = is_at_hand and attributes is None and type(registration) is str
         if needs_no_check and not self._orders and not self._is_turn_over():
             try:
-                return _publish(adapter, registration, metadata, payload, timeout=0.0)
+                return _at_once(adapter, registration, metadata, payload, timeout=0.0)
             except BackPressureError:
                 pass  # there may be room in time
+        self._publish(registration, metadata, payload, timeout, attributes)
         async with self._orders.setdefault(registration, asyncio.Lock()):
             await self._give_turn()
             seconds = adapter.patience if timeout is None else timeout
@@ -106,6 +107,17 @@ class AsyncPublisherAdapterLight(AsyncAdapter[_OpenPublisher]):
                 metadata, payload = await self._call(adapter.made_ready, registration, metadata, payload, seconds)
             publish = partial(adapter.publish, registration, metadata, payload, timeout=0.0, attributes=attributes)
             return await self._publish_when_room(registration, publish, until)
+
+    @checked
+    def _publish(
+        self,
+        registration: RegistrationUid,
+        metadata: Document | None,
+        payload: Payload,
+        timeout: float | None,
+        attributes: ObjectAttributes | None,
+    ) -> None:
+        """Arguments of `publish`. Raises ArgumentError."""
 
     async def publish_many(
         self,
@@ -147,7 +159,7 @@ class AsyncPublisherAdapterLight(AsyncAdapter[_OpenPublisher]):
         return await self._call_in_turns(call, count, timeout)
 
 
-_publish: Final[Callable[..., str]] = inspect.unwrap(PublisherAdapterLight.publish)
+_at_once: Final[Callable[..., str]] = inspect.unwrap(PublisherAdapterLight.publish)
 """Without the check of its arguments, where they are what they should be: it costs a tenth of the call."""
 
 

@@ -210,7 +210,7 @@ def test_errors_are_those_of_the_blocking_adapters(federation: Any, figures: Any
                 await publisher.publish(reports, tmp_path / "none.xml")
             with pytest.raises(UnknownUidError):
                 await publisher.publish("none", figures.figure_1)  # type: ignore[arg-type]
-            for wrong in ((reports, 1), (reports, figures.figure_1, 1)):
+            for wrong in ((1, figures.figure_1), (reports, 1), (reports, figures.figure_1, 1)):
                 with pytest.raises(ArgumentError):
                     await publisher.publish(*wrong)
             with pytest.raises(ArgumentError):
