@@ -5,7 +5,8 @@ delegate (alpha, rome) that default settings find. `examples/` is there. What a 
 
 - `python` runs in the page's interpreter, one namespace for the page;
 - `console`: each `$ command` runs in bash, with this environment's `jbi` and `python`, and ends with exit code 0; what
-  stands below it is what it says (`...` stands for anything, on a line of its own for any lines);
+  stands below it is what it says (`...` stands for anything, on a line of its own for any lines); but `jbi` is a
+  forked one (tests/oracles/door.py), except on the pages that are read first, and in the slow tests;
 - `toml` is parsed, and loaded if it is a jbi.toml or a policy.toml; `json`, `xml` and `ini` are parsed; so is `sh`,
   which is a file, or run by another test, and says so: commands are `console`;
 - `text` and `mermaid` are no code, but may become a file.
@@ -33,6 +34,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -45,6 +47,7 @@ from typing import Any, Final
 
 import msgspec
 import pytest
+from door import Door
 from lxml import etree
 from markdown_it import MarkdownIt
 
@@ -58,6 +61,8 @@ NO_CODE: Final = {"text", "mermaid"}
 PARSED: Final = {"toml", "json", "xml", "ini", "sh"}
 PORTS: Final = ("4160", "4161", "4162", "4172", "8025", "8170", "8171", "9100", "9101")
 """Stand for free ones."""
+FIRST: Final = {"README.md", "tutorial.md"}
+"""Pages whose `jbi` is always the one that is installed."""
 SECONDS: Final = 60.0
 """For one command or block: a hang, not a busy machine."""
 
@@ -172,7 +177,7 @@ class Reader:
             (self.folder / block.value).parent.mkdir(parents=True, exist_ok=True)
             (self.folder / block.value).write_text(block.text)
         if block.language in PARSED:
-            parse(block, self.folder)
+            parse(block, self.folder, shutil.which("jbi", path=self.environment["PATH"]))
         elif block.language == "console":
             self._type(block)
         elif block.mark != "file":
@@ -196,6 +201,10 @@ class Reader:
         if self._python is not None:
             self._python.kill()
             self._python.communicate(timeout=SECONDS)
+        for each in Path("/proc").glob("[0-9]*/cwd"):  # what a page has detached, and not ended as it failed before
+            with contextlib.suppress(OSError):
+                if each.readlink() == self.folder:
+                    os.kill(int(each.parent.name), signal.SIGKILL)
 
     def _type(self, block: Block) -> None:
         typed = commands(block)
@@ -268,7 +277,7 @@ def any_text(line: str) -> str:
     return ".*".join(parts) + r"\s*?"
 
 
-def parse(block: Block, folder: Path) -> None:
+def parse(block: Block, folder: Path, jbi: str | None) -> None:
     """Fails if the block is none of its language, or no settings where it looks like settings."""
     if block.language == "json":
         json.loads(block.text)
@@ -289,7 +298,7 @@ def parse(block: Block, folder: Path) -> None:
         if not is_policy and tables <= {each.name for each in msgspec.structs.fields(Config)}:
             config.load(file=file, environment={})
         elif is_bridge or is_script or is_topology or (is_policy and "policy" in HOMES):
-            jbi = Path(sys.executable).with_name("jbi")
+            assert jbi is not None
             command = ["client", "--check"] if is_script else ["bridge" if is_bridge else "policy", "check"]
             command = ["emulate", "--check"] if is_topology else command
             done = subprocess.run([jbi, *command, file], capture_output=True, text=True, check=False)
@@ -326,10 +335,6 @@ def reader(tmp_path: Path, world: str, eventually: Callable[..., Any]) -> Iterat
     made = Reader(tmp_path, environment, ports, eventually)
     yield made
     made.kill()
-    for each in Path("/proc").glob("[0-9]*/cwd"):  # what a page has detached, and not ended as it failed before
-        with contextlib.suppress(OSError):
-            if each.readlink() == tmp_path:
-                os.kill(int(each.parent.name), signal.SIGKILL)
 
 
 WRONG: Final = {
@@ -375,9 +380,46 @@ def test_what_is_said_above_a_block_is_read(tmp_path: Path) -> None:
     ]
 
 
+RUN: Final = [name for name, found in ALL.items() if any(map(here, found))]
+
+
+@pytest.fixture
+def forked(reader: Reader, fixtures: Any, tmp_path_factory: pytest.TempPathFactory, _forks: None) -> Iterator[None]:
+    """The reader's `jbi` is forked from a process that has imported the library."""
+
+    def fork(streams: list[Any], environment: dict[str, str], script: str) -> Any:
+        given = {"streams": streams, "environment": environment, "script": script}
+        process = fixtures.FORKS.Process(target=exec, args=(fixtures.CHILD, given))
+        process.start()
+        return process
+
+    folder = tmp_path_factory.mktemp("door")
+    door = Door(folder, fork)
+    reader.environment["PATH"] = f"{folder}:{reader.environment['PATH']}"
+    yield
+    reader.kill()
+    door.close()
+
+
 @pytest.mark.processes
-@pytest.mark.parametrize("page", [name for name, found in ALL.items() if any(map(here, found))])
+@pytest.mark.usefixtures("forked")
+@pytest.mark.parametrize("page", [page for page in RUN if page not in FIRST])
 def test_the_blocks_of_a_page_run(page: str, reader: Reader, start: Callable[..., Any]) -> None:
+    follow(page, reader, start)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "page", [page if page in FIRST else pytest.param(page, marks=pytest.mark.slow) for page in RUN]
+)
+def test_the_blocks_of_a_page_run_with_the_installed_command(
+    page: str, reader: Reader, start: Callable[..., Any]
+) -> None:
+    follow(page, reader, start)
+
+
+def follow(page: str, reader: Reader, start: Callable[..., Any]) -> None:
+    """Do what a page says."""
     # Given what a page takes for granted: a lookup service and a delegate, where it does not start its own
     todo = [block for block in ALL[page] if here(block)]
     text = next(path for path in PAGES if path.name == page).read_text()
