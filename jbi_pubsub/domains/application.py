@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.core.state import StateTable
 from jbi_pubsub.core.ticker import Job
@@ -27,6 +28,8 @@ APPLICATION: Final = ServiceType.of(
 )  # fmt: skip
 """Service type of applications: the number of their domain, their name, the categories of clients that may use them,
 and what can be steered. Their interface is that of the channel of their domain, by which all goes (paper 4(2)(a))."""
+ANSWERS_MOST: Final = 100
+ID_CHARS: Final = 200
 Setter = Callable[[PropertyValue], object]
 Getter = Callable[[], PropertyValue]
 
@@ -88,6 +91,8 @@ class Application:
         self._lock = threading.Lock()
         self._state: ApplicationState = APPLICATION_STATES.initial
         self._parameters: dict[str, _Parameter] = {}
+        self._answers: Cache[tuple[str, str], StructuredEvent] = Cache(ANSWERS_MOST)
+        """By client and id of the command, which comes again where the answer has not reached the client."""
         self._due = time.monotonic()
         self._job = Job(f"application {name}", period, self._tell, slow=True)
         self._subscription = domain.listen(STEERING, f"$domain == {quoted(name)}", told(self._obey))
@@ -151,8 +156,12 @@ class Application:
     def _obey(self, command: StructuredEvent) -> None:
         """A steering command; whoever gave it gets an answer with its id."""
         client, said = command.body.get("client"), {"id": command.body.get("id", ""), "application": self.name}
+        known = str(client)[:ID_CHARS], str(said["id"])[:ID_CHARS]
         if not isinstance(client, str) or not client:
             log.warning("application %s: a command without a sender is ignored", self.name)
+            return
+        if "again" in command.body and (answer := self._answers.get(known)):
+            self._domain.publish(answer, STEERING)
             return
         try:
             value = self._done(command)
@@ -162,7 +171,8 @@ class Application:
         except Exception as exc:  # noqa: BLE001  # the application's own code: who asked is told
             said |= {"done": False, "why": str(exc)[:500]}
             log.warning("application %s: %s %s", self.name, command.name, exc)
-        self._domain.publish(StructuredEvent(client, "Steering", "answer", said), STEERING)
+        self._answers[known] = answer = StructuredEvent(client, "Steering", "answer", said)
+        self._domain.publish(answer, STEERING)
         self._job.wake()
 
     def _done(self, command: StructuredEvent) -> PropertyValue | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Final, Literal
@@ -34,6 +35,8 @@ PROFILE: Final = ServiceType.of(
 """Service type of what a client watches, so that others can follow."""
 WAITING_MOST: Final = 1_000
 """Commands of a client that wait for an answer."""
+SAID_AGAIN: Final = 1.0
+"""Seconds after which a command without an answer is said again, then twice as long, and so on."""
 AGAIN_SECONDS: Final = 5.0
 """Between two looks at what somebody in another domain watches: nobody tells of offers there."""
 
@@ -133,8 +136,12 @@ class Client:
             self._waiting[command_id] = waiting
         try:
             said: dict[str, PropertyValue] = {**body, "id": command_id, "client": self.name}
+            end, pause = time.monotonic() + timeout, SAID_AGAIN
             self._domain.publish(StructuredEvent(application, "Steering", name, said), STEERING)
-            waiting.answered.wait(timeout)
+            # the way there, or back, may have been made by it: a bridge carries what is wanted from then on
+            while not waiting.answered.wait(min(pause, left := max(0.0, end - time.monotonic()))) and left > pause:
+                self._domain.publish(StructuredEvent(application, "Steering", name, said | {"again": True}), STEERING)
+                pause *= 2
         finally:
             with self._lock:
                 del self._waiting[command_id]
@@ -287,7 +294,8 @@ class _Followed:
 
     def start(self) -> None:
         """Begin, and look again when offers change, and after some time."""
-        actions = self._domain.listen(STEERING, f"client == {quoted(self._client)}", self._listener)
+        constraint = f"client == {quoted(self._client)} and not exist again"
+        actions = self._domain.listen(STEERING, constraint, self._listener)
         self._kept["", ""] = actions
         self._unwatch = self._domain.services.watch(self._job.wake)
         self._job.start()

@@ -194,6 +194,35 @@ def test_who_does_not_answer_is_gone_or_late(domain: Callable[[], Domain], event
     eventually(lambda: not anna.find("name == 'slow'"))
 
 
+@pytest.mark.parametrize("lost", ["set", "answer"])
+def test_command_or_answer_that_is_lost_comes_again_and_is_done_once(
+    domain: Callable[[], Domain], eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    # Given a way that carries nothing until something has been said, as a bridge's that brings what is wanted
+    here, done, followed = domain(), list[Any](), list[StructuredEvent]()
+    publish, dropped = here.publish, list[str]()
+
+    def carried(event: StructuredEvent, type_: str) -> str:
+        if event.name == lost and not dropped:
+            dropped.append(event.name)
+            return ""
+        return publish(event, type_)
+
+    monkeypatch.setattr(here, "publish", carried)
+    monkeypatch.setattr("jbi_pubsub.domains.client.SAID_AGAIN", 0.2)
+    slow = here.application("heat", dict)
+    slow.steer("alpha", set=done.append)
+    anna = here.client("anna")
+    here.client("eve").follow("anna", followed.append)
+    # When a client commands; Expect it to be done, once, and the client to have its answer
+    anna.set("heat", "alpha", 0.5, timeout=30.0)
+    anna.set("heat", "alpha", 0.6, timeout=30.0)
+    assert (dropped, done) == ([lost], [0.5, 0.6])
+    # Expect who follows to be told of no command twice
+    eventually(lambda: followed and followed[-1].body["value"] == 0.6)
+    assert [each.body["value"] for each in followed] == ([0.6] if lost == "set" else [0.5, 0.6])
+
+
 @pytest.mark.row("D-47")
 def test_clients_talk_to_each_other_and_in_groups(domain: Callable[[], Domain], eventually: Callable[..., Any]) -> None:
     heard: dict[str, list[Any]] = {"anna": [], "bob": [], "eve": []}
