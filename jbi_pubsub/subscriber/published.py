@@ -60,7 +60,7 @@ class Matching(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         if not self.registrations:
-            return f"none so far: {self.why}"
+            return f"none so far: {self.why}" if self.why else "none so far"
         said = f"matches {self.registrations} registration{'s' if self.registrations > 1 else ''} now"
         return "; ".join((said, *self.impossible))
 
@@ -151,7 +151,7 @@ class PublishedTypes:
         return self._values(Described(name=name), "version")
 
     def why_none(self, entries: Sequence[EntryRep]) -> str:
-        """Why nothing matches a template, as far as the type it names says."""
+        """Why nothing matches a template, as far as the type it names says; "": what does was registered just now."""
         asked = type_asked(entries)
         name, version, names = asked.name or asked.local or "", asked.version or "", self.names()
         if not names:
@@ -165,8 +165,7 @@ class PublishedTypes:
             versions = self.versions(name)
             if version and version not in versions:
                 return f"{name} is published in version {_listed(versions)}, not {version}"
-            how = "without the values of the template" if len(entries) > 1 else "not to be found"
-            return f"{name} is published, but {how}"
+            return f"{name} is published, but without the values of the template" if len(entries) > 1 else ""
         if having:
             return f"{name} may be one of several types: {_listed(having)}; name one in full"
         return f"nobody publishes {name}; there are {_listed(nearest(name, names))}"

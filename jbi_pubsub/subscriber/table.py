@@ -260,6 +260,8 @@ class SubscriptionTable:
         if subscription is None:
             return True
         matching = self.matching(subscription)
+        if not (matching.registrations or matching.why):
+            return False
         asked = type_asked(subscription.request.entries)
         with self._lock:
             known, self._told[uid] = self._told.get(uid), str(matching)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,16 +60,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("examples")
 
 
-@pytest.fixture(scope="module")
-def playing(folder: Path) -> Iterator[dict[str, subprocess.Popen[str]]]:
-    """All examples, with the page's arguments, started at once: most of them wait most of the time."""
-    processes = {name: begin(folder / name, *arguments, "--quick") for name, arguments in COMMANDS.items()}
-    yield processes
-    for process in processes.values():
-        process.kill()
-        process.communicate()
-
-
 def check(out: str, err: str, code: int | None) -> None:
     """Whether an example has done what it is for."""
     assert code == 0, out + err
@@ -86,10 +76,14 @@ def check(out: str, err: str, code: int | None) -> None:
 @pytest.mark.row("J-98", "J-99", "H-09", "D-01", "D-02", "D-03")
 @pytest.mark.processes
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_keeps_its_promises(name: str, playing: dict[str, subprocess.Popen[str]], folder: Path) -> None:
+def test_an_example_keeps_its_promises(name: str, folder: Path) -> None:
     # Given an example as the page has it, expect it to end by itself, with all that it promises
-    out, err = playing[name].communicate(timeout=120)
-    check(out, err, playing[name].returncode)
+    process = begin(folder / name, *COMMANDS[name], "--quick")
+    try:
+        out, err = process.communicate(timeout=240)
+    finally:
+        process.kill()
+    check(out, err, process.returncode)
     # Expect the file that it says it has written
     for file in re.findall(r"^ *[0-9.]+ s  map: (.*)$", out, re.MULTILINE):
         assert (folder / name / file).stat().st_size > 4_000

@@ -13,6 +13,7 @@ from jbi_pubsub import PublisherAdapter
 from jbi_pubsub.core.errors import JbiError, UnknownUidError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
+from jbi_pubsub.lookup.client.finder import LookupCache
 from jbi_pubsub.protocol.services import fetch_schema
 from jbi_pubsub.subscriber import table
 
@@ -63,6 +64,22 @@ def test_values_of_a_template_that_nobody_has_are_said(own_walk: Any) -> None:
     uid = own_walk.subscriber.register_subscriber(other, schema=own_walk.figures.schema)
     said = f"none so far: {IMAGERY} is published, but without the values of the template"
     assert str(own_walk.subscriber.matching(uid)) == said
+
+
+def test_what_is_registered_while_it_is_looked_is_no_silence(
+    own_walk: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
+) -> None:
+    # Given a subscription that has not heard of the registration that matches it
+    own_walk.register()
+    late: list[bool] = []
+    items = LookupCache.items
+    monkeypatch.setattr(LookupCache, "items", lambda cache: items(cache) if len(late) > 3 else late.append(True) or [])
+    with caplog.at_level(logging.INFO, "jbi_pubsub.subscriber.matching"):
+        uid = subscribe(own_walk, type_name=IMAGERY)
+        assert str(own_walk.subscriber.matching(uid)) == "none so far"
+        # Expect no warning, and the truth when it is heard of
+        eventually(lambda: any("matches 1 registration now" in record.getMessage() for record in caplog.records))
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_before_anything_is_published_that_is_said(federation: Any) -> None:
