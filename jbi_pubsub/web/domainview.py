@@ -111,7 +111,7 @@ class DomainView:
         return self._status(self._observer.snapshot(), traders.items(), registry)
 
     def wait(self, timeout: float) -> DomainStatus:
-        """The same when all delegates and links that are listed were asked, or after so many seconds."""
+        """The same when all servers and links that are listed were asked, or after so many seconds."""
         until = time.monotonic() + timeout
         community = self._watched(timeout)[0].community
         templates = [ServiceTemplate(types=(kind,)) for kind in (PAD_TYPE, BRIDGE_TYPE)]
@@ -119,7 +119,8 @@ class DomainView:
         shot = self._observer.snapshot()
         while time.monotonic() < until:
             shot = self._observer.wait(shot.number, WAIT_SECONDS)
-            if listed <= {each.id for each in (*shot.servers, *shot.bridges) if each.facts or each.error}:
+            seen = [*(each for each in shot.servers if each.kind in _KINDS), *shot.bridges]
+            if listed <= {each.id for each in seen} and all(each.facts or each.error for each in seen):
                 break
         return self.look(timeout)
 

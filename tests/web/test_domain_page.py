@@ -7,7 +7,8 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any, Final
+from types import SimpleNamespace
+from typing import Any, Final, cast
 
 import msgspec
 import pytest
@@ -22,6 +23,7 @@ from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.domains.application import APPLICATION
 from jbi_pubsub.domains.client import PROFILE
 from jbi_pubsub.domains.server import TraderServer
+from jbi_pubsub.protocol.entries import PAD_TYPE
 from jbi_pubsub.protocol.status.bridge import BroughtStatus, DirectionStatus, MemberStatus
 from jbi_pubsub.web.domainview import TABLES, DomainLink, DomainServer, DomainStatus, DomainView, rows_of
 from jbi_pubsub.web.federation import Observer
@@ -228,3 +230,26 @@ def test_domains_in_a_browser(linked: Linked, start: Callable[..., Any], tmp_pat
             picture(page, f"domains-{width}-{scheme}")
             assert page.evaluate(WIDER) == []
         assert troubles == []
+
+
+def test_who_looks_once_waits_until_a_lookup_service_was_asked_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given an observer that has asked the delegate, and then the lookup service
+    def shot(number: int, facts: dict[str, Any] | None) -> Any:
+        servers = [
+            SimpleNamespace(id=kind, kind=kind, facts=told, error="")
+            for kind, told in (("delegate", {"uptime": 1.0}), ("lookup", facts))
+        ]
+        return SimpleNamespace(number=number, servers=servers, bridges=[])
+
+    shots = [shot(1, None), shot(2, None), shot(3, {"uptime": 1.0})]
+    asked: list[int] = []
+    observer = SimpleNamespace(snapshot=lambda: shots[0], wait=lambda number, _: asked.append(number) or shots[number])
+    view = DomainView(Config(), cast("Any", observer))
+    item = SimpleNamespace(proxy=SimpleNamespace(service_id="delegate"))
+    community = SimpleNamespace(lookup=lambda template, _: [item] if template.types == (PAD_TYPE,) else [])
+    monkeypatch.setattr(view, "_watched", lambda _: (SimpleNamespace(community=community), None))
+    monkeypatch.setattr(view, "look", lambda _: None)
+    # When it is waited for
+    view.wait(30.0)
+    # Expect both to have been asked
+    assert asked == [1, 2]
