@@ -28,8 +28,10 @@ APPLICATION: Final = ServiceType.of(
 )  # fmt: skip
 """Service type of applications: the number of their domain, their name, the categories of clients that may use them,
 and what can be steered. Their interface is that of the channel of their domain, by which all goes (paper 4(2)(a))."""
-ANSWERS_MOST: Final = 100
+ANSWERS_MOST: Final = 10_000
+"""Commands that are known to have been done; a client repeats one within the seconds that it waits for the answer."""
 ID_CHARS: Final = 200
+"""Length of a client's name and a command's id, up to which its answer is remembered."""
 Setter = Callable[[PropertyValue], object]
 Getter = Callable[[], PropertyValue]
 
@@ -156,11 +158,11 @@ class Application:
     def _obey(self, command: StructuredEvent) -> None:
         """A steering command; whoever gave it gets an answer with its id."""
         client, said = command.body.get("client"), {"id": command.body.get("id", ""), "application": self.name}
-        known = str(client)[:ID_CHARS], str(said["id"])[:ID_CHARS]
         if not isinstance(client, str) or not client:
             log.warning("application %s: a command without a sender is ignored", self.name)
             return
-        if "again" in command.body and (answer := self._answers.get(known)):
+        known = client, str(said["id"])
+        if answer := self._answers.get(known):
             self._domain.publish(answer, STEERING)
             return
         try:
@@ -171,7 +173,9 @@ class Application:
         except Exception as exc:  # noqa: BLE001  # the application's own code: who asked is told
             said |= {"done": False, "why": str(exc)[:500]}
             log.warning("application %s: %s %s", self.name, command.name, exc)
-        self._answers[known] = answer = StructuredEvent(client, "Steering", "answer", said)
+        answer = StructuredEvent(client, "Steering", "answer", said)
+        if said["id"] and len(client) + len(known[1]) <= ID_CHARS:
+            self._answers[known] = answer
         self._domain.publish(answer, STEERING)
         self._job.wake()
 

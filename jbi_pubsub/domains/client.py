@@ -7,13 +7,21 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Final, Literal
 from uuid import uuid4
 from weakref import WeakSet
 
 from jbi_pubsub.core.constraint import Constraint
-from jbi_pubsub.core.errors import AdapterStateError, ConfigurationError, JbiError, UnknownUidError, WireTimeoutError
+from jbi_pubsub.core.errors import (
+    AdapterStateError,
+    BackPressureError,
+    ConfigurationError,
+    JbiError,
+    UnknownUidError,
+    WireError,
+    WireTimeoutError,
+)
 from jbi_pubsub.core.info_object import InfoObject
 from jbi_pubsub.core.ticker import Job
 from jbi_pubsub.subscriber import SubscriptionUid
@@ -140,7 +148,9 @@ class Client:
             self._domain.publish(StructuredEvent(application, "Steering", name, said), STEERING)
             # the way there, or back, may have been made by it: a bridge carries what is wanted from then on
             while not waiting.answered.wait(min(pause, left := max(0.0, end - time.monotonic()))) and left > pause:
-                self._domain.publish(StructuredEvent(application, "Steering", name, said | {"again": True}), STEERING)
+                with suppress(BackPressureError, WireError):  # the answer may come all the same
+                    again = StructuredEvent(application, "Steering", name, said | {"again": True})
+                    self._domain.publish(again, STEERING)
                 pause *= 2
         finally:
             with self._lock:
@@ -222,9 +232,10 @@ class Client:
             yield from consumed(self._domain, self.name, since, until)
             return
         unknown: list[UnknownUidError] = []
+        own = f"client == {quoted(self.name)} and not exist again"
         for type_ in (STEERING, COLLABORATION):
             try:
-                with self._domain.past(type_, f"client == {quoted(self.name)}", since, until) as objects:
+                with self._domain.past(type_, own, since, until) as objects:
                     yield from events_of(objects)
             except UnknownUidError as exc:  # it has said nothing of this kind, perhaps
                 unknown.append(exc)

@@ -26,9 +26,9 @@ from jbi_pubsub.core.info_object import Head, InfoObject, pack
 from jbi_pubsub.core.state import IllegalTransitionError
 from jbi_pubsub.domains import client
 from jbi_pubsub.domains.application import APPLICATION, Application
-from jbi_pubsub.domains.channel import ListenerQueue
+from jbi_pubsub.domains.channel import ListenerQueue, told
 from jbi_pubsub.domains.domain import Domain
-from jbi_pubsub.domains.event import MONITORING, StructuredEvent
+from jbi_pubsub.domains.event import MONITORING, STEERING, StructuredEvent
 from jbi_pubsub.lookup.item import ServiceTemplate
 from jbi_pubsub.protocol.entries import PAD_TYPE
 from tests.conftest import Federation
@@ -192,6 +192,24 @@ def test_who_does_not_answer_is_gone_or_late(domain: Callable[[], Domain], event
         gate.set()
     slow.close()
     eventually(lambda: not anna.find("name == 'slow'"))
+
+
+def test_command_that_comes_late_behind_its_repetition_is_done_once(
+    domain: Callable[[], Domain], eventually: Callable[..., Any]
+) -> None:
+    # Given commands of one id, as two ways may bring them, and others without an id, or with a long one
+    here, done, answers = domain(), list[Any](), list[StructuredEvent]()
+    here.application("heat", dict).steer("alpha", set=done.append)
+    here.listen(STEERING, "$domain == 'anna'", told(answers.append))
+    for number, said in enumerate((
+        {"id": "7", "again": True}, {"id": "7"}, {"id": ""}, {"id": ""},
+        {"id": "x" * 300 + "1"}, {"id": "x" * 300 + "2"},
+    )):  # fmt: skip
+        body = {"parameter": "alpha", "value": float(number), "client": "anna", **said}
+        here.publish(StructuredEvent("heat", "Steering", "set", body), STEERING)
+    # Expect an answer to each, and the second one not to be done
+    eventually(lambda: len(answers) == 6)
+    assert sorted(done) == [0.0, 2.0, 3.0, 4.0, 5.0]
 
 
 @pytest.mark.parametrize("lost", ["set", "answer"])
