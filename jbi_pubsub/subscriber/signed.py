@@ -36,6 +36,8 @@ ASK_SECONDS: Final = 2.0
 
 PAUSE: Final = 0.2
 """Seconds between two tries to ask."""
+AWAY_SECONDS: Final = 10.0
+"""After a try that failed, for which what else comes of that delegate waits for no second one."""
 ASK_AGAIN: Final = 1.0
 """Seconds after which a delegate that gave no good key is asked again."""
 ASKED_MOST: Final = 1_000
@@ -94,6 +96,7 @@ class SessionSignatures:
 
         self._asked: Cache[str, float] = Cache(ASKED_MOST)
         """When no good key was found (monotonic seconds)."""
+        self._away_until = 0.0
 
     def begin(self) -> None:
         """Other objects than before."""
@@ -174,16 +177,18 @@ class SessionSignatures:
                 yield SigningKeyEntry.from_rep(rep).signing_key()
             except EntryError as exc:
                 log.debug("registration %s: %s", holder, exc)
-        end = time.monotonic() + ASK_SECONDS
+        end, is_patient = time.monotonic() + ASK_SECONDS, time.monotonic() >= self._away_until
         while (left := end - time.monotonic()) > 0:
             try:
                 key = self._proxy.signing_key(holder, left)
             except JbiError as exc:
                 log.debug("%s does not say what %s signs with: %s", ", ".join(self._ref.endpoints), holder, exc)
-                if not isinstance(exc, WireError):
+                if not (is_patient and isinstance(exc, WireError)):
                     return
+                self._away_until = time.monotonic() + AWAY_SECONDS
                 time.sleep(min(PAUSE, left))  # its connection may have ended with its certificate of before
             else:
+                self._away_until = 0.0
                 if key is not None:
                     yield key
                 return

@@ -733,8 +733,11 @@ def test_who_cannot_be_asked_for_a_key_just_now_is_asked_again_within_two_second
 
 
 def test_who_is_away_is_not_waited_for_longer_than_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
     class Away:
-        def signing_key(self, *_: object) -> None:
+        def signing_key(self, holder: str, _seconds: float) -> None:
+            asked.append(holder)
             raise WireError("refused")
 
     monkeypatch.setattr(signed, "ASK_SECONDS", 0.5)
@@ -742,3 +745,7 @@ def test_who_is_away_is_not_waited_for_longer_than_two_seconds(monkeypatch: pyte
     looked = signed.SessionSignatures(check, ServiceRef("0" * 32, "x", ()), cast("Any", Away()), lambda _: None)
     assert list(looked._keys("x")) == []
     assert list(looked._keys("x")) == []  # and not again at once
+    # Expect what else comes of it not to wait, a thousand times
+    assert all(not list(looked._keys(f"x {number}")) for number in range(1_000))
+    assert asked == [*["x"] * asked.count("x"), *(f"x {number}" for number in range(1_000))]
+    assert 1 < asked.count("x") < 5
