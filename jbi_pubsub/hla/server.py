@@ -119,6 +119,8 @@ class ServedFederation:
     def gone(self, session: FederateSession) -> None:
         """Forget who has resigned."""
         self.joined.pop(session.federate, None)
+        self.manager.view.hosts.pop(session.federate, None)
+        self.manager.view.brought.pop(session.federate, None)
         self.names.pop(session, None)
         session.federate = 0
 
@@ -234,7 +236,7 @@ class RtiServer:
         while True:
             found = self._done(lambda: self._federation(name))
             before = found.model.fom
-            more = sorted(set(modules).difference(before.modules))
+            more = _unknown(before, modules)
             if not more:
                 return self._tokens.issue((name, tuple(each.name for each in modules)))
             fom = _extended(before, more, name)
@@ -423,6 +425,12 @@ class RtiServer:
                 step = federation.manager.tick(federation.execution, time.monotonic())
                 federation.execution = step.execution
                 self._tell(federation, step)
+
+
+def _unknown(fom: Fom, modules: Sequence[Module]) -> list[Module]:
+    """Those that the object model has not been read from, whatever they are called."""
+    known = {each.data for each in fom.modules}
+    return sorted({each.data: each for each in modules if each.data not in known}.values())
 
 
 def _extended(before: Fom, more: Sequence[Module], name: str) -> Fom:

@@ -252,7 +252,7 @@ def test_additions_at_the_same_time_are_all_known_and_their_number_is_bounded(
     monkeypatch.setattr("jbi_pubsub.hla.server.ADDITIONS_MOST", 20)
     with pytest.raises(exc.RtiInternalError, match="20 times"):
         served.open("Air", [Module("more.xml", BUOYS)])
-    assert served.open("Air", [Module("5.xml", SHIPS.replace(b"Ship", b"Ship5"))])
+    assert served.open("Air", [Module("under another name.xml", SHIPS.replace(b"Ship", b"Ship5"))])
 
 
 def test_a_save_of_a_federation_with_additions_is_restored_after_a_restart(
