@@ -205,10 +205,11 @@ class NodeNetworks:
 
 
 def _with_terms(links: Sequence[DatagramLink], config: Config, seals: Sequence[DatagramSealing]) -> list[NetworkLink]:
-    return [
-        NetworkLink(link, SideTerms(each.rate, False, each.reduced_relay, each.burst_seconds), seal)
-        for link, each, seal in zip(links, config.network.values(), seals, strict=True)
-    ]
+    terms = (
+        SideTerms(each.rate, reduced_relay=each.reduced_relay, burst_seconds=each.burst_seconds)
+        for each in config.network.values()
+    )
+    return [NetworkLink(*each) for each in zip(links, terms, seals, strict=True)]
 
 
 def _mirror(own: JbiPlatform, infosphere: Infosphere, bridge: str) -> Mirror:
