@@ -4,6 +4,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+UV := $(BIN)/uv
+TEST_EXTRAS := test,spark,web,plot,qos,archive,mqtt,zenoh,node,docs
 # a process more than there are cores, four at most: much of the suite waits; ARGS="-n 0" for one
 PYTEST := $(BIN)/python -m pytest -n $(shell $(PYTHON) -c "import os; print(1 + (os.cpu_count() or 1))") --maxprocesses 4 --dist worksteal
 ENGINE ?= $(shell command -v podman || echo docker)
@@ -48,25 +50,27 @@ $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/demo.stamp: setup.cfg pyproject.toml | $(VENV)/bin/python
-	$(BIN)/pip install --quiet --disable-pip-version-check --use-pep517 -e '.[archive]'
+$(UV): | $(VENV)/bin/python
+	$(BIN)/pip install --quiet --disable-pip-version-check 'uv>=0.9,<1'
+
+# by uv, which needs half of pip's time; by pip, where uv finds no index: it does not read pip.conf
+install = $(UV) pip install --quiet --python $(BIN)/python -e '.[$(1)]' || $(BIN)/pip install --quiet --disable-pip-version-check --use-pep517 -e '.[$(1)]'
+
+$(VENV)/demo.stamp: setup.cfg pyproject.toml | $(UV)
+	$(call install,archive)
 	touch $@
 
-$(VENV)/test.stamp: setup.cfg pyproject.toml | $(VENV)/bin/python
-	$(BIN)/pip install --quiet --disable-pip-version-check --use-pep517 -e '.[test,spark,web,plot,qos,archive,mqtt,zenoh,node,docs]'
+$(VENV)/test.stamp: setup.cfg pyproject.toml | $(UV)
+	$(call install,$(TEST_EXTRAS))
 	touch $@ $(VENV)/demo.stamp $(VENV)/docs.stamp
 
-$(VENV)/docs.stamp: setup.cfg pyproject.toml | $(VENV)/bin/python
-	$(BIN)/pip install --quiet --disable-pip-version-check --use-pep517 -e '.[docs]'
+$(VENV)/docs.stamp: setup.cfg pyproject.toml | $(UV)
+	$(call install,docs)
 	touch $@ $(VENV)/demo.stamp
 
 # a release in dist/: built, and tried without extras on each Python, a minute
-dist: build/uv/bin/uv
+dist: $(UV)
 	$(PYTHON) tools/release.py $<
-
-build/uv/bin/uv:
-	$(PYTHON) -m venv build/uv
-	build/uv/bin/pip install --quiet --disable-pip-version-check 'uv>=0.9,<1'
 
 # the images of deploy/, built and run once, with podman or docker
 image:

@@ -6,6 +6,7 @@ setting from outside. What else runs on the host, another run too, is neither se
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib.util
 import inspect
@@ -127,6 +128,7 @@ OPENING: Final = {"federation", "start", "serve", "attack"}
 """Fixtures that open sockets or start processes: who has one of them need not be marked."""
 
 
+@functools.cache
 def _is_unit_room(path: Path) -> bool:
     return path.relative_to(Path(__file__).parent).parts[0] in UNIT_ROOMS
 

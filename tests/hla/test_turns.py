@@ -52,22 +52,26 @@ def call(service: str, *arguments: bytes, ticket: int = 7) -> bytes:
     return b"\x93" + head + bytes([0x90 + len(arguments)]) + b"".join(arguments)
 
 
-FLOODS: dict[str, bytes] = {
-    "a long name": framed([(7, "join" * 7_500_000, [])]),
-    "a long text": framed([(7, "query_synchronization_point", ["L" * 30_000_000])]),
-    "a million calls": framed(items(1_500_000, call("x", ticket=0))),
-    "many calls": framed(items(10_000, call("x"))) * 20,
-    "handles": framed(b"\x91" + call("request_attribute_value_update", b"\x01", items(30_000_000, b"\x01"))),
-    "arrays": framed(b"\x91" + call("update_attribute_values", b"\x01", items(30_000_000, b"\x90"))),
-    "arrays in a few bytes": framed(b"\x91" + call("update_attribute_values", b"\x01", items(1_000_000, b"\x90"))) * 5,
-    "large values": framed(
+FLOODS: dict[str, Callable[[], bytes]] = {
+    "a long name": lambda: framed([(7, "join" * 7_500_000, [])]),
+    "a long text": lambda: framed([(7, "query_synchronization_point", ["L" * 30_000_000])]),
+    "a million calls": lambda: framed(items(1_500_000, call("x", ticket=0))),
+    "many calls": lambda: framed(items(10_000, call("x"))) * 20,
+    "handles": lambda: framed(b"\x91" + call("request_attribute_value_update", b"\x01", items(30_000_000, b"\x01"))),
+    "arrays": lambda: framed(b"\x91" + call("update_attribute_values", b"\x01", items(30_000_000, b"\x90"))),
+    "arrays in a few bytes": lambda: (
+        framed(b"\x91" + call("update_attribute_values", b"\x01", items(1_000_000, b"\x90"))) * 5
+    ),
+    "large values": lambda: framed(
         b"\x91" + call("update_attribute_values", b"\x01", b"\x92\x01" + msgspec.msgpack.encode(b"x" * 30_000_000))
     ),
-    "a map": framed(b"\x91" + call("time_advance_request", b"\xdf\x00\x98\x96\x80" + b"\x01\x01" * 10_000_000)),
-    "reports": framed(
-        items(10_000, call("register_federation_synchronization_point", b"\xa1p", b"\xc4\x00", items(900, b"\x01")))
-    )
-    * 2,
+    "a map": lambda: framed(b"\x91" + call("time_advance_request", b"\xdf\x00\x98\x96\x80" + b"\x01\x01" * 10_000_000)),
+    "reports": lambda: (
+        framed(
+            items(10_000, call("register_federation_synchronization_point", b"\xa1p", b"\xc4\x00", items(900, b"\x01")))
+        )
+        * 2
+    ),
 }
 
 
@@ -82,7 +86,7 @@ def test_honest_federates_go_on_while_one_floods_the_rti(
         each.rti.enable_time_regulation(1.0)
         each.rti.enable_time_constrained()
         each.until("time_constrained_enabled")
-    hostile = session(federation, where)
+    hostile, flooding = session(federation, where), FLOODS[name]()
     ended = threading.Event()
 
     faults = served.status()["faults"]  # of this process: other tests make some
@@ -90,7 +94,7 @@ def test_honest_federates_go_on_while_one_floods_the_rti(
     def flood() -> None:
         try:
             while not ended.is_set():
-                hostile.sendall(FLOODS[name])
+                hostile.sendall(flooding)
         except OSError:
             return  # its session was ended
 
