@@ -257,7 +257,7 @@ class Federation(LocalFederation):
 
 def test_config(**sections: Any) -> Config:
     """Loopback, no mDNS, any port, leases that no test outlasts nor any pause of a busy machine."""
-    alone = LookupSection(groups=(GROUP,), port=0, multicast=False, locators=(), timeout=60.0, probe=0.3)
+    alone = LookupSection(groups=(GROUP,), port=0, multicast=False, locators=(), timeout=60.0, probe=2.0)
     return Config(
         lookup=sections.pop("lookup", alone),
         pad=sections.pop("pad", PadSection()),
