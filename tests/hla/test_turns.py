@@ -19,7 +19,7 @@ from jbi_pubsub.hla.server import RtiServer
 from jbi_pubsub.hla.sessions import FRAME_MOST, LENGTH
 from tests.hla.parties import Federate, session
 
-LEASE = 1.5
+LEASE = 1.0
 HELD_SECONDS = 3.0
 """CPU time of this process, which a busy machine does not stretch; less than any of the floods here took."""
 

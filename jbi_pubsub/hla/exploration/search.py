@@ -100,8 +100,8 @@ def _explored(setup: Scene, system: System, most: int) -> Exploration:
             there, found = step
             for each in found:
                 violations.setdefault(each.what, Violation(each, here, move))
-            if there not in ways:
-                ways[there] = (here, move)
+            way = (here, move)
+            if ways.setdefault(there, way) is way:  # one look: the hash of a whole system is not cheap
                 queue.append(there)
         if is_end:
             outcome = ended(setup, here)

@@ -141,6 +141,11 @@ class SceneMove:
         if self.events is not None:
             self.events.append(ChartEvent(source, target, text))
 
+    def say_call(self, source: str, target: str, name: str, arguments: tuple[Any, ...]) -> None:
+        """For the chart: a service, or a callback."""
+        if self.events is not None:  # nobody looks at most of the moves: then there is nothing to write
+            self.events.append(ChartEvent(source, target, _shown(name, arguments)))
+
     # -- federates -----------------------------------------------------------------------------------------------
 
     def call(self, federation: int, federate: int, service: str, arguments: tuple[Any, ...]) -> Any:
@@ -168,7 +173,7 @@ class SceneMove:
             arguments = tuple(self._known(federation, each) for each in act.arguments)
             if act.name == rti.JOIN:
                 arguments = (name,)
-            self.say(name, f"RTI {FEDERATIONS[federation]}", _shown(act.name, arguments))
+            self.say_call(name, f"RTI {FEDERATIONS[federation]}", act.name, arguments)
             try:
                 self.call(federation, self._handle(place), act.name, arguments)
             except (SaveInProgress, RestoreInProgress):
@@ -219,7 +224,7 @@ class SceneMove:
         callback, *rest = self.inboxes[place]
         self.inboxes[place] = tuple(rest)
         federation, name, _ = self.setup.federates[place]
-        self.say(f"RTI {FEDERATIONS[federation]}", name, _shown(callback.name, callback.arguments))
+        self.say_call(f"RTI {FEDERATIONS[federation]}", name, callback.name, callback.arguments)
         self.found.extend(
             Anomaly(what, f"{name}: {detail}") for what, detail in witness.told(self.memories, place, callback)
         )
@@ -255,7 +260,7 @@ class SceneMove:
         self.told[number][side] = tuple(rest)
         plan = self.setup.spans[number].plan
         federation = self.setup.spans[number].sides[side]
-        self.say(f"RTI {FEDERATIONS[federation]}", self._name(number, side), _shown(callback.name, callback.arguments))
+        self.say_call(f"RTI {FEDERATIONS[federation]}", self._name(number, side), callback.name, callback.arguments)
         self.run(number, *spans.heard(plan, self.bridges[number], side, callback))
 
     def go(self, number: int, due: spans.Due) -> None:
@@ -283,8 +288,7 @@ class SceneMove:
             call = waiting.pop(0)
             federation = self.setup.spans[number].sides[call.side]
             handle = self.setup.spans[number].surrogates[call.side]
-            self.say(self._name(number, call.side), f"RTI {FEDERATIONS[federation]}",
-                     _shown(call.service, call.arguments))  # fmt: skip
+            self.say_call(self._name(number, call.side), f"RTI {FEDERATIONS[federation]}", call.service, call.arguments)
             try:
                 answer = self.call(federation, handle, call.service, call.arguments)
             except RtiError as exc:
