@@ -17,6 +17,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from typing import Final
 
 import msgspec
@@ -133,6 +134,19 @@ class Within:
         return self._paths.is_inner(number)
 
 
+class _There:
+    """The paths of a type that conditions of one predicate ask for: those of the same steps are looked for once."""
+
+    def __init__(self, paths: TypePaths | Within) -> None:
+        self.is_within = isinstance(paths, Within)
+        self.at = cache(lambda where: tuple(places(where, paths)))
+        """The paths that steps lead to."""
+        self.below = cache(lambda where: below(self.at(where), paths))
+        """Those below them."""
+        self.inner = cache(lambda where: below((n for n in self.at(where) if paths.is_inner(n)), paths))
+        """Those below the ones where elements had others inside."""
+
+
 def restriction(predicate: Predicate | None, paths: TypePaths | Within) -> Restriction:
     """Restriction by a predicate of documents that have no other paths than these, and in the combined view those of
     the platform; None is true."""
@@ -140,7 +154,8 @@ def restriction(predicate: Predicate | None, paths: TypePaths | Within) -> Restr
         return ALL
     sizes = sum(1 for size in SIZES if predicate.seconds(rough_extent(size)) <= MAX_SECONDS)
     why = () if sizes else ("what it costs depends on the document",)
-    found = (_conjunct(conjunct, predicate.constants, paths, why) for conjunct in predicate.plan.conjuncts)
+    there = _There(paths)
+    found = (_conjunct(conjunct, predicate.constants, there, why) for conjunct in predicate.plan.conjuncts)
     return Restriction(tuple(conjunct for conjunct in found if conjunct is not None), sizes)
 
 
@@ -174,7 +189,7 @@ def leads_to(where: Where, path: Where) -> bool:
 
 
 def _conjunct(
-    asked: Sequence[Condition], constants: Sequence[Constant], paths: TypePaths | Within, reasons: Iterable[str]
+    asked: Sequence[Condition], constants: Sequence[Constant], there: _There, reasons: Iterable[str]
 ) -> Conjunct | None:
     """None: it holds for no document."""
     on: list[On] = []
@@ -188,14 +203,14 @@ def _conjunct(
             why.append(where[0] if isinstance(where, tuple) else _told(where, constants))
             continue
         if isinstance(where, Term):
-            calculation = _calculation(where, constants, paths)
+            calculation = _calculation(where, constants, there)
             if calculation is None:
                 why.append("what the platform says")
             else:
                 on.append(_computed(condition, calculation, constants))
             continue
-        found = places(where, paths)
-        said = [path for path in PATHS if leads_to(where, path)] if isinstance(paths, Within) else []
+        found = there.at(where)
+        said = [path for path in PATHS if leads_to(where, path)] if there.is_within else []
         if test == conditions.SINGLE:
             single.update(found)
             if len(found) + len(said) > 1:
@@ -213,7 +228,7 @@ def _conjunct(
         if said:
             why.append("what the platform says")
             continue
-        made = _on(condition, found, constants, paths)
+        made = _on(condition, where, constants, there)
         if made is None:
             why.append("a comparison with the empty text of what may not be there")
         elif made.paths or made.inner:
@@ -225,22 +240,21 @@ def _conjunct(
     return Conjunct(tuple(on), tuple(sorted(single)), tuple(dict.fromkeys((*why, *reasons))), tuple(payload))
 
 
-def _calculation(term: Operand, constants: Sequence[Constant], paths: TypePaths | Within) -> Calculation | None:
+def _calculation(term: Operand, constants: Sequence[Constant], there: _There) -> Calculation | None:
     """None: it asks for what the platform says."""
     where = term.operands[0] if isinstance(term, Term) and term.operator in OF_ALL else term
     if isinstance(where, Term):
         operands = [
-            float(constants[each]) if isinstance(each, int) else _calculation(each, constants, paths)
+            float(constants[each]) if isinstance(each, int) else _calculation(each, constants, there)
             for each in where.operands
         ]
         known = tuple(each for each in operands if each is not None)
         return Calculation(where.operator, known) if len(known) == len(operands) else None
     assert isinstance(where, tuple)
-    if isinstance(paths, Within) and any(leads_to(where, path) for path in PATHS):
+    if there.is_within and any(leads_to(where, path) for path in PATHS):
         return None
-    found = places(where, paths)
-    inner = below((number for number in found if paths.is_inner(number)), paths)
-    return Calculation(term.operator if isinstance(term, Term) else FIRST, (), tuple(found), inner)
+    operator = term.operator if isinstance(term, Term) else FIRST
+    return Calculation(operator, (), there.at(where), there.inner(where))
 
 
 def _computed(condition: Condition, calculation: Calculation, constants: Sequence[Constant]) -> On:
@@ -280,19 +294,16 @@ def _told(where: Operand, constants: Sequence[Constant]) -> str:
 _SIGNS: Final = {"multiply": "*"}
 
 
-def _on(
-    condition: Condition, found: Sequence[int], constants: Sequence[Constant], paths: TypePaths | Within
-) -> On | None:
+def _on(condition: Condition, where: Where, constants: Sequence[Constant], there: _There) -> On | None:
     """None: nothing follows from it."""
     test = condition.test
     constant = constants[condition.parameter] if condition.parameter >= 0 else ""
     words = _words(condition, constants)
     if test == conditions.EXISTS:
-        return On(test, tuple({*found, *below(found, paths)}), negated=condition.negated, words=words)
+        return On(test, tuple({*there.at(where), *there.below(where)}), negated=condition.negated, words=words)
     if test == conditions.NORMALIZED_EQUAL and not str(constant).split():
         return None
-    inner = below((number for number in found if paths.is_inner(number)), paths)
-    return On(test, tuple(found), constant, inner, condition.negated, words)
+    return On(test, there.at(where), constant, there.inner(where), condition.negated, words)
 
 
 def shown(where: Where) -> str:

@@ -3,6 +3,7 @@ bytes."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from typing import Generic, TypeVar
@@ -11,9 +12,12 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-class Cache(dict[K, V]):
+class Cache(OrderedDict[K, V]):
     """Values by key, `most` of them: for one more the one goes that was set longest ago. Several threads may read and
-    set; each then sees what one of them has set."""
+    set; each then sees what one of them has set.
+
+    A dict finds its first key by passing all places whose keys are gone; here one more costs the same, however many
+    there are."""
 
     __slots__ = ("_make", "most")
 
@@ -30,11 +34,11 @@ class Cache(dict[K, V]):
         return value
 
     def __setitem__(self, key: K, value: V) -> None:
-        self.pop(key, None)  # set last
         super().__setitem__(key, value)
-        while len(self) > self.most:
-            with suppress(KeyError, RuntimeError, StopIteration):  # another thread has been faster
-                del self[next(iter(self))]
+        with suppress(KeyError):  # another thread has been faster
+            self.move_to_end(key)
+            while len(self) > self.most:
+                self.popitem(last=False)
 
 
 class SizedCache(Generic[K, V]):

@@ -133,7 +133,7 @@ def test_a_replay_becomes_the_present(archived: Federation, figures: Figures) ->
     done = threading.Event()
 
     def go_on() -> None:
-        while not done.is_set():
+        while not done.wait(0.005):
             publish(5)
 
     thread = threading.Thread(target=go_on)
