@@ -36,7 +36,7 @@ from keeping import MemoryKeeping
 
 import jbi_pubsub
 from jbi_pubsub import Config, PublisherAdapter, PublisherAdapterLight, RegistrationUid, SubscriberAdapter
-from jbi_pubsub.core import guard, ticker
+from jbi_pubsub.core import child, guard, ticker
 from jbi_pubsub.core.config import ArchiveSection, LeaseSection, LookupSection, MailSection, PadSection, QueueSection
 from jbi_pubsub.core.state import StateTable
 from jbi_pubsub.lookup.client import multicast
@@ -91,6 +91,18 @@ def _patience() -> Iterator[None]:
             assert each.__defaults__[-1] == 10.0
             patch.setattr(each, "__defaults__", (*each.__defaults__[:-1], 60.0))
         yield
+
+
+@pytest.fixture
+def schemas_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a child process would do for this one, such as to open a schema, is done here, where a test is about what
+    comes of it: a new interpreter takes most of a second of a processor. tests/core/test_child.py and
+    tests/codegen/test_opening.py have the children."""
+
+    def ask(request: Any, limits: child.Limits) -> Any:
+        return msgspec.structs.replace(child._answer(request, limits), seconds=0.0)
+
+    monkeypatch.setattr(child, "_ask", ask)
 
 
 STRANGERS: Final[list[str]] = []

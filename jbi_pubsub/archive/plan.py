@@ -161,7 +161,10 @@ def restriction(predicate: Predicate | None, paths: TypePaths | Within) -> Restr
 
 def places(where: Where, paths: TypePaths | Within) -> list[int]:
     """The paths that there are, of those that `where` leads to."""
-    return [number for number in range(len(paths)) if leads_to(where, paths.where(number))]
+    last = where[-1].removeprefix("//") if where else ""
+    is_any = last in ("", "*")
+    found = ((number, paths.where(number)) for number in range(len(paths)))
+    return [number for number, path in found if (is_any or path[-1] == last) and leads_to(where, path)]
 
 
 def below(numbers: Iterable[int], paths: TypePaths | Within) -> tuple[int, ...]:

@@ -36,7 +36,7 @@ def ids(*numbers: int) -> set[str]:
 
 @pytest.fixture(params=["engine", "memory"])
 def archiving(request: pytest.FixtureRequest, opened: Callable[..., Archive]) -> Archiving:
-    keeping = opened() if request.param == "engine" else MemoryKeeping()
+    keeping = opened(workers=0) if request.param == "engine" else MemoryKeeping()
     return Archiving(keeping, RecentBuffers(10.0, 64 << 20))  # type: ignore[arg-type]  # one of the two
 
 

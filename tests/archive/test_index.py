@@ -213,7 +213,7 @@ def test_a_predicate_that_asks_for_very_much_is_not_all_put_to_the_database(tmp_
             b"".join(b"<f%d><a>x%d</a></f%d>" % (path, number % 7, path) for path in range(40)),
             b"".join(b"<r%d_%d><a>y%d</a></r%d_%d>" % (number % 20, p, number, number % 20, p) for p in range(40)),
         )
-        for number in range(200)
+        for number in range(100)
     ]  # fmt: skip
     records = [record(number, source) for number, source in enumerate(sources, 1)]
     index.add(records, len(records))
@@ -381,26 +381,26 @@ def test_a_fault_of_the_library_is_told_in_a_line(tmp_path: Path, monkeypatch: p
 
 def test_damage_met_by_a_query_costs_time_and_no_answer(tmp_path: Path) -> None:
     # Given an index, and a byte changed in one block of it after the other
-    filled(tmp_path, 5_000).close()
+    filled(tmp_path, 2_000).close()
     file = tmp_path / "index.duckdb"
     whole = file.read_bytes()
-    records = [record(number, b"<m><a>%d</a></m>" % number) for number in range(1, 5_001)]
-    query = HistoryQuery(scopes=(asked("/m/a>4990").scope,))
+    records = [record(number, b"<m><a>%d</a></m>" % number) for number in range(1, 2_001)]
+    query = HistoryQuery(scopes=(asked("/m/a>1990").scope,))
     met = 0
     for block in range(3 * 4096, len(whole), 1 << 18):
         for path in tmp_path.iterdir():
             path.unlink()
         place = block + 1000
         file.write_bytes(whole[:place] + bytes((whole[place] ^ 0xFF,)) + whole[place + 1 :])
-        index = DuckIndex(tmp_path, ID, 5_000)
+        index = DuckIndex(tmp_path, ID, 2_000)
         # When it is asked, expect the answer
-        assert answer(Cursor(query, Shelf(records), index, 5_000)) == list(range(4_991, 5_001))
+        assert answer(Cursor(query, Shelf(records), index, 2_000)) == list(range(1_991, 2_001))
         if index.trouble:
             # Expect it to be made anew if that met the damage
             met += 1
             assert index.position == 0
             with pytest.raises(StorageError, match="built again"):
-                index.add([], 5_001)
+                index.add([], 2_001)
             index.add(records[:10], 10)
             assert index.count(asked("/m/a"), QUERY, 0, 99) == CandidateCount(10, 10)
         index.close()
@@ -524,21 +524,24 @@ def test_what_is_forgotten_is_found_no_more(tmp_path: Path) -> None:
     index.close()
 
 
-def test_windows_are_parts_of_the_positions_with_about_so_many_objects(tmp_path: Path) -> None:
+def test_windows_are_parts_of_the_positions_with_about_so_many_objects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jbi_pubsub.archive.index.MARK_ROWS", 400)
     index = DuckIndex(tmp_path, ID, 0)
-    for base in range(0, 30_000, 1000):
-        index.add([record(3 * n, b"<m/>") for n in range(base + 1, base + 1001)], 3 * (base + 1000))
+    for base in range(0, 3_000, 100):
+        index.add([record(3 * n, b"<m/>") for n in range(base + 1, base + 101)], 3 * (base + 100))
     end = index.position
     parts, at = [], 0
     while at < end:
-        low, high = index.window(at, end, 8000, "oldest")
+        low, high = index.window(at, end, 800, "oldest")
         assert low == at < high <= end
         parts.append(high - low)
         at = high
     assert 3 <= len(parts) <= 5
     newest, at = [], end
     while at > 0:
-        low, high = index.window(0, at, 8000, "newest")
+        low, high = index.window(0, at, 800, "newest")
         assert high == at > low >= 0
         newest.append(high - low)
         at = low

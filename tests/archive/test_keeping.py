@@ -452,7 +452,7 @@ def helpers_of(pid: int) -> list[int]:
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize(
-    "kills", [10, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(600)])], ids=["some", "many"]
+    "kills", [6, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(600)])], ids=["some", "many"]
 )
 def test_a_writer_that_is_killed_at_any_time_keeps_what_it_acknowledged_once(
     tmp_path: Path, kills: int, workers: int

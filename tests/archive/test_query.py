@@ -144,7 +144,7 @@ def test_all_bounds_hold_together(kind: str, tmp_path: Path, monkeypatch: pytest
             for low, high in pairwise(cuts):
                 index.add(records[low:high], records[high - 1].position)
         gone = set(chance.sample([each.position for each in records], 10)) if turn % 2 else set[int]()
-        for _ in range(40 if kind == "on disk" else 60):
+        for _ in range(examples(60)):
             query = asked_at_random(chance, records)
             wanted = expected(query, records, gone)
             cursor = Cursor(query, shelf, index, records[-1].position, gone=gone)
@@ -165,8 +165,8 @@ def test_all_bounds_hold_together(kind: str, tmp_path: Path, monkeypatch: pytest
             found += len(wanted)
         if isinstance(index, DuckIndex):
             index.close()
-    assert found > 400
-    assert counted > (2 if kind == "none" else 15)
+    assert found > examples(400)
+    assert counted > (2 if kind == "none" else examples(15))
 
 
 def test_objects_are_found_by_their_ids_alone(tmp_path: Path) -> None:

@@ -504,7 +504,7 @@ def test_a_durable_sequence_that_another_connection_left_is_taken_up_in_the_same
 
 
 def test_many_connections_leave_nothing_behind(node: Any, eventually: Any) -> None:
-    for number in range(20):
+    for number in range(8):
         connection = node.connected(f"client-{number}")
         sequence = connection.createSubscriberSequence("t", "1.0")
         sequence.activateSequence()

@@ -37,7 +37,7 @@ from jbi_pubsub.core.errors import (
 )
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("schemas_here")]
 
 KEY: Key = ("type", TypeName("report", "1.0"))
 Opened = Callable[[], TypeRepository]

@@ -174,7 +174,7 @@ def test_a_draft_from_the_schema_names_the_children_and_is_itself_a_marks_file(m
     assert "/metadata/ImageDescriptor/LocationCoord/lat" in leaves(open_type(again))
 
 
-@pytest.mark.processes
+@pytest.mark.usefixtures("schemas_here")
 def test_a_draft_from_samples_names_the_largest_subtrees_that_do_not_change(make, figure):
     bundle = read_bundle(make.fixtures / "intel_imagery/Intel_Imagery.xsd")
     moved = figure(1)
@@ -190,7 +190,7 @@ def test_a_draft_from_samples_names_the_largest_subtrees_that_do_not_change(make
     ]
 
 
-@pytest.mark.processes
+@pytest.mark.usefixtures("schemas_here")
 def test_a_draft_from_cap_samples_can_be_used_as_it_is(make):
     alerts = make.cap_alerts()
     bundle = read_bundle(make.fixtures / "cap/schema/cap12.xsd")
@@ -199,7 +199,7 @@ def test_a_draft_from_cap_samples_can_be_used_as_it_is(make):
     assert kind.entries(alerts["canada.xml"]) == kind.entries(alerts["canada_signed.xml"])
 
 
-@pytest.mark.processes
+@pytest.mark.usefixtures("schemas_here")
 def test_samples_of_another_type_are_refused(make, figure):
     with pytest.raises(SchemaError, match="a sample begins with metadata"):
         draft_marks(read_bundle(make.fixtures / "cap/schema/cap12.xsd"), [figure(1)])

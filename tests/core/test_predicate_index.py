@@ -563,7 +563,7 @@ class TestExactness:
         assert sorted(index.match(root)) == [k for k in lxml_says(texts, root) if k % 2]
 
     def test_random_predicates_and_documents(self) -> None:
-        result = compare(20_000, seed=2004)
+        result = compare(examples(20_000), seed=2004)
         assert result.mismatches == ()
         assert result.indexed > result.expressions // 2
         assert result.true > result.compared // 10
@@ -646,7 +646,7 @@ class TestBounds:
         # and all documents to be decided exactly, however little is read
         monkeypatch.setattr(document_module, "MAX_TEXT", 3)
         monkeypatch.setattr(relative, "MAX_NODES", 2)
-        assert compare(10_000, seed=11).mismatches == ()
+        assert compare(examples(10_000), seed=11).mismatches == ()
 
     def test_a_path_of_any_length_is_taken(self) -> None:
         exactly(("/a" * 4000, "//a" + "/.." * 2000), "<a/>", "<a><a/></a>")
@@ -704,8 +704,8 @@ class TestBounds:
 
 
 class TestThreads:
-    @pytest.mark.long
-    def test_readers_are_exact_while_a_writer_adds_and_removes(self) -> None:
+    @pytest.mark.parametrize("rounds", [200, pytest.param(3_000, marks=[pytest.mark.slow, pytest.mark.long])])
+    def test_readers_are_exact_while_a_writer_adds_and_removes(self, rounds: int) -> None:
         # Given predicates that stay, of every kind, and documents with their known answers
         stay = (
             "/m/a=1",
@@ -740,7 +740,7 @@ class TestThreads:
             reader.start()
         # while predicates with new paths and new kinds of keys come and go
         chance = random.Random(9)
-        for round_ in range(1000):
+        for round_ in range(rounds):
             path = f"p{round_ % 60}"
             true = chance.choice(
                 ("not(/m/{p}=1)", "/m/a>0 or /m/{p}", "/m/a>=0.5 and /m/a<{n}.5", "/m/a!=77 and not(/m/{p})")

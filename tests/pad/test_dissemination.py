@@ -201,7 +201,7 @@ def test_what_waits_is_held_once_and_takes_no_more_than_is_counted_for_it(payloa
     metadata = KABUL.replace(b"</m>", b" " * 20_000 + b"</m>")
     came = [
         b"".join(pack(Head(f"o{n}", "registration-1", n, 1.0, "t", "1.0", metadata, len(PAYLOAD)), PAYLOAD).parts)
-        for n in range(50)
+        for n in range(20)
     ]
     subscription = _subscription("s", payload_filter=payload_filter)
 

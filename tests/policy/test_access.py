@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from extent import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lxml import etree
@@ -204,7 +205,7 @@ def naive(of: AccessRules, caller: Caller, action: str, subject: Subject) -> boo
     return not denied and any(rule.allow and not rule.miss(facts, known) for rule in about)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.lists(RULE, min_size=1, max_size=6), st.randoms())
 def test_order_and_index_change_no_decision(tables: list[dict[str, str]], random: Any) -> None:
     blocks = ["[[access]]\n" + "".join(f"{key} = {value}\n" for key, value in table.items()) for table in tables]

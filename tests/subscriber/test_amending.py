@@ -68,7 +68,7 @@ def test_objects_are_judged_by_the_old_terms_or_the_new_ones_while_they_change(
 
     def source(at: int) -> None:
         number = at
-        while not stop.is_set():
+        while not stop.wait(0.001):
             lat = str(_latitude(number))
             began = time.monotonic()
             metadata = figures.metadata(lat=lat, long=str(number))

@@ -46,12 +46,12 @@ class _Calls:
 def test_many_are_brought_to_a_delegate_in_few_calls_where_it_answers_quickly(
     is_quick: bool, federation: Any, figures: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Given a subscriber with 1,500 subscriptions, and nobody who publishes yet; a delegate that answers quickly, or not
+    # Given a subscriber with 750 subscriptions, and nobody who publishes yet; a delegate that answers quickly, or not
     monkeypatch.setattr(registry_module, "QUICK_SECONDS", 60.0 if is_quick else 0.0)
     calls = _Calls(monkeypatch)
     pad = federation.pad()
     subscriber = federation.subscriber()
-    uids = [subscriber.register_subscriber(type_name=TYPE, predicate=f"//lat>{33 + n / 1e4}") for n in range(1500)]
+    uids = [subscriber.register_subscriber(type_name=TYPE, predicate=f"//lat>{33 + n / 1e4}") for n in range(750)]
     # When somebody registers there
     figures.register(federation.light())
     # Expect all to stand; each call twice as large as that before it, or as small as the first one
