@@ -230,13 +230,16 @@ class _Scan:
         """Span of each value of a key: from which character up to which it goes."""
         line, begin = 1, 0
         for token in _TOKEN.finditer(text):
-            said = token[0]
-            if token.lastgroup != "skip":
-                self._tokens.append((said, TextPlace(line, token.start() - begin + 1)))
-                self._starts.append(token.start())
-            lines = said.count("\n")
-            if lines:
-                line, begin = line + lines, token.start() + said.rindex("\n") + 1
+            kind = token.lastgroup
+            if kind == "skip":
+                continue
+            said, start = token[0], token.start()
+            self._tokens.append((said, TextPlace(line, start - begin + 1)))
+            self._starts.append(start)
+            if said == "\n":
+                line, begin = line + 1, start + 1
+            elif kind == "text" and "\n" in said:
+                line, begin = line + said.count("\n"), start + said.rindex("\n") + 1
         self._tokens.append(("\n", TextPlace(line, len(text) - begin + 1)))
         self._starts.append(len(text))
         self._at = 0

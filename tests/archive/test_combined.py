@@ -8,6 +8,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 from differential import NAMESPACES, document, expression, is_taken
+from extent import examples
 from kept import TRACK, Reader, until
 from lxml import etree
 
@@ -56,7 +57,7 @@ def _objects(chance: random.Random, count: int) -> list[Head]:
 def _asked(chance: random.Random) -> list[str]:
     """On the platform's part, on the publisher's, and on both."""
     plain: list[str] = []
-    while len(plain) < 20:
+    while len(plain) < examples(20):
         text = expression(chance)
         if is_taken(text):
             plain.append(text)

@@ -185,7 +185,8 @@ def test_limits_of_cost_take_the_cheapest_first(monkeypatch: pytest.MonkeyPatch)
     assert limits.of(cost.REFERENCE) == ({0, 3}, 3.0)
 
 
-def test_operands_that_come_and_go_for_long_leave_room_for_others() -> None:
+def test_operands_that_come_and_go_for_long_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(document, "MAX_SLOTS", 512)
     # Given as many operands, one after the other, as an index has slots
     index: PredicateIndex[int] = PredicateIndex()
     for number in range(document.MAX_SLOTS + 10):

@@ -762,7 +762,7 @@ def test_an_archive_that_has_no_folder_refuses_what_does_not_fit_into_memory(
 
 @pytest.mark.row("G-150")
 def test_it_does_not_grow_the_process(large: Federation, tmp_path: Path) -> None:
-    # Given an object of 300 MB, of which there is nothing on disk
+    # Given an object of 200 MB, of which there is nothing on disk
     large.pad()
     subscriber = large.subscriber()
     wanted = subscriber.register_subscriber(type_name="report")
@@ -770,12 +770,12 @@ def test_it_does_not_grow_the_process(large: Federation, tmp_path: Path) -> None
     publisher.wait_for_subscribers(uid, 1, 60.0)
     path = tmp_path / "hole"
     path.touch()
-    os.truncate(path, 300_000_000)
+    os.truncate(path, 200_000_000)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     publisher.publish(uid, b"<a/>", path)
     obj = subscriber.receive(wanted, 60.0)
     assert isinstance(obj, InfoObject)
-    assert obj.payload_size == 300_000_000
+    assert obj.payload_size == 200_000_000
     # Expect publisher, delegate and subscriber together to take a few chunks of it
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 150_000
 
