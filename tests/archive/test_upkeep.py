@@ -424,7 +424,7 @@ def test_sixteen_threads_that_publish_delete_ask_and_retain(opened: Callable[...
     archive = opened(workers=0, volume=SMALL)
     lock, position, deleted = threading.Lock(), [0], set()
     failures: list[BaseException] = []
-    end = time.monotonic() + 1.0
+    end = time.monotonic() + 0.5
 
     def guarded(what: Callable[[int], None]) -> Callable[[int], None]:
         def run(which: int) -> None:
