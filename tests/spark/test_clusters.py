@@ -151,7 +151,7 @@ quick = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 extra = {
     "spark.executor.memory": "512m", "spark.driver.extraJavaOptions": quick, "spark.executor.extraJavaOptions": quick,
 }
-with session.open_session("test", master="local-cluster[2,1,1024]", extra=extra) as spark:
+with session.open_session("test", master="local-cluster[1,2,1024]", extra=extra) as spark:
     run(fanout.STUDY, data_in(Path(sys.argv[1])), Path(sys.argv[2]), Options(engine="spark"))
     found = spark.sparkContext.parallelize([1, 2], 2).map(lambda _: __import__("jbi_pubsub").__file__).collect()
 print(*found)
