@@ -128,13 +128,14 @@ def outcome(modules: Sequence[tuple[str, bytes]]) -> object:
         return type(exc), str(exc)
 
 
-def test_modules_make_the_same_model_or_the_same_refusal_in_every_order() -> None:
+@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.slow)])
+def test_modules_make_the_same_model_or_the_same_refusal_in_every_order(step: int) -> None:
     models, refusals = 0, 0
-    for modules in itertools.combinations(MODULES.items(), 3):
+    for modules in itertools.islice(itertools.combinations(MODULES.items(), 3), 0, None, step):
         first, *others = [outcome(each) for each in itertools.permutations(modules)]
         assert all(each == first for each in others), [name for name, _ in modules]
         models, refusals = models + isinstance(first, Fom), refusals + (not isinstance(first, Fom))
-    assert min(models, refusals) > 200
+    assert min(models, refusals) > 200 // step
 
 
 @pytest.mark.parametrize(
