@@ -172,7 +172,7 @@ def test_many_at_once_keep_their_place_among_single_ones_and_are_published_thoug
 def test_results_of_a_query_come_as_they_do_to_a_blocking_one(federation: Any, figures: Any, tmp_path: Path) -> None:
     async def run() -> None:
         # Given ten objects in an archive
-        config = msgspec.structs.replace(federation.config, archive=ArchiveSection(folder=str(tmp_path)))
+        config = msgspec.structs.replace(federation.config, archive=ArchiveSection(folder=str(tmp_path), workers=0))
         federation.pad(config=config)
         async with (
             AsyncSubscriberAdapter(federation.config) as subscriber,

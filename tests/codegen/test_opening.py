@@ -110,10 +110,12 @@ def test_a_stranger_with_many_costly_schemas_is_put_off_and_the_others_are_not()
 
 
 def test_nobody_waits_for_a_schema_of_somebody_else() -> None:
-    # Given a schema that takes seconds
-    types = TypeRepository(opener=Opener(limits=TIGHT))
+    # Given a schema that takes a second
+    opener = Opener(limits=TIGHT)
+    types = TypeRepository(opener=opener)
     good = schema(GOOD)
     types.open(good)
+    opener._limits = SHORT
     begun = threading.Event()
 
     def costly() -> float:

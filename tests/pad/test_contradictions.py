@@ -158,7 +158,7 @@ def test_an_operator_is_told_of_a_keep_rule_that_contradicts_a_type(
     # Given a rule that keeps the newest of each key, which no document of the type has
     rules = tmp_path / "policy.toml"
     rules.write_text('[[keep]]\ntype = "*"\nlatest_by = "//Areaa"\n')
-    archive, policy = ArchiveSection(folder=str(tmp_path / "archive")), PolicySection(file=str(rules))
+    archive, policy = ArchiveSection(folder=str(tmp_path / "archive"), workers=0), PolicySection(file=str(rules))
     federation.config = msgspec.structs.replace(federation.config, archive=archive, policy=policy)
     federation.pad("alpha", "rome")
     # When the type is published twice, expect one line

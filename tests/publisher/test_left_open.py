@@ -20,13 +20,14 @@ pytestmark = pytest.mark.processes
 BEGIN = """
 import asyncio, sys, threading
 import msgspec
-from jbi_pubsub import Config, PublisherAdapter, PublisherAdapterLight
-from jbi_pubsub.aio import AsyncPublisherAdapterLight
+from jbi_pubsub import Config
 
 config = msgspec.json.decode(sys.argv[1], type=Config)
 """
 
 LIGHT = """
+from jbi_pubsub import PublisherAdapterLight
+
 publisher = PublisherAdapterLight(config)
 reports = publisher.register_publisher(publisher.connect_to_delegate("alpha"), type_name="report", validate=False)
 """
@@ -47,12 +48,16 @@ threading.Thread(target=work).start()
 """
 
 PEER = """
+from jbi_pubsub import PublisherAdapter
+
 publisher = PublisherAdapter(config)
 reports = publisher.register_publisher(type_name="report", validate=False)
 publisher.wait_for_subscribers(reports, 1, 60.0)
 """
 
 AIO = """
+from jbi_pubsub.aio import AsyncPublisherAdapterLight
+
 async def main():
     publisher = await AsyncPublisherAdapterLight(config).open()
     delegate = await publisher.connect_to_delegate("alpha")

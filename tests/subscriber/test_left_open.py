@@ -42,7 +42,7 @@ asyncio.run(main())
 @pytest.fixture
 def published(federation: Federation, tmp_path: Path) -> None:
     """A delegate with an archive that has four reports."""
-    archive = ArchiveSection(folder=str(tmp_path / "archive"))
+    archive = ArchiveSection(folder=str(tmp_path / "archive"), workers=0)
     federation.config = msgspec.structs.replace(federation.config, archive=archive)
     federation.lookup()
     federation.pad("alpha")
