@@ -62,6 +62,8 @@ DIMENSION_MOST: Final = 2**53
 MEMBERS_MOST: Final = 200_000
 """Attributes and parameters of all classes."""
 DEPTH_MOST: Final = 64
+KEPT_BYTES: Final = 1 << 20
+"""Modules of one model that may be kept with it."""
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,254}")
 
@@ -255,9 +257,14 @@ _Roots = list[tuple[int, str, Element]]
 def parsed(*modules: tuple[str, bytes], added: Sequence[Sequence[tuple[str, bytes]]] = ()) -> Fom:
     """The model that modules make together, in whichever order; each with its name, for messages. `added`: the modules
     of each addition, in the order of these. Raises ErrorReadingFom, InconsistentFom."""
+    layers = tuple(tuple(sorted(Module(*module) for module in each)) for each in (modules, *added))
+    is_small = sum(len(module.data) for each in layers for module in each) <= KEPT_BYTES
+    return _parsed_once(layers) if is_small else _parsed(layers)
+
+
+def _parsed(layers: Layers) -> Fom:
     objects: _Sayings = {OBJECT_ROOT: [_Said({}, None, "the standard")]}
     interactions: _Sayings = {INTERACTION_ROOT: [_Said({}, None, "the standard")]}
-    layers = tuple(tuple(sorted(Module(*module) for module in each)) for each in (modules, *added))
     roots = [(layer, name, root_of(name, data)) for layer, each in enumerate(layers) for name, data in each]
     for layer, name, root in roots:
         _read_module(_Source(name, is_of_2025(root), layer), root, objects, interactions)
@@ -265,6 +272,10 @@ def parsed(*modules: tuple[str, bytes], added: Sequence[Sequence[tuple[str, byte
     sayings = [each for said in (*objects.values(), *interactions.values()) for each in said]
     dimensions = _dimensions(roots, sayings)
     return _made(_agreed(objects), _agreed(interactions), dimensions, _rates(roots))._replace(layers=layers)
+
+
+_parsed_once = lru_cache(maxsize=8)(_parsed)
+"""Small models: an RTI, its federates and bridges of one process read the same one."""
 
 
 def _rates(roots: _Roots) -> dict[str, float]:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jbi_pubsub.hla.exceptions import ErrorReadingFom, InconsistentFom, NameNotFound
-from jbi_pubsub.hla.fom import PRIVILEGE, Fom, parsed
+from jbi_pubsub.hla.fom import KEPT_BYTES, PRIVILEGE, Fom, parsed
 
 MODULE = b"""<objectModel xmlns="http://standards.ieee.org/IEEE1516-2010"><objects><objectClass>
 <name>HLAobjectRoot</name>%s</objectClass></objects></objectModel>"""
@@ -126,6 +126,14 @@ def outcome(modules: Sequence[tuple[str, bytes]]) -> object:
         return parsed(*modules)
     except (ErrorReadingFom, InconsistentFom) as exc:
         return type(exc), str(exc)
+
+
+def test_a_small_model_is_read_once_and_a_large_one_is_not_kept() -> None:
+    # Given a model that an RTI, its federates and bridges read; Expect the same one, and of a large one another
+    small, large = MODULES["ship"], MODULES["ship"] + b" " * KEPT_BYTES
+    assert parsed(("ship", small)) is parsed(("ship", small))
+    assert parsed(("ship", large)) is not parsed(("ship", large))
+    assert parsed(("ship", large)).digest == parsed(("ship", small)).digest
 
 
 @pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.slow)])
