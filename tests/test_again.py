@@ -36,6 +36,9 @@ def again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capture
     """again(late, wrong): the exit code and the output after a run in which so many tests failed, of which the late
     ones pass at the second time."""
 
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # loading them takes longer than all else
+    monkeypatch.setenv("PYTEST_PLUGINS", "xdist.plugin")
+
     def run(late: int, wrong: int) -> tuple[int, str]:
         (tmp_path / "test_suite.py").write_text(SUITE.format(late=late, wrong=wrong))
         (tmp_path / "pytest.ini").write_text("[pytest]\n")
