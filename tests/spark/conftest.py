@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from jbi_pubsub.core.errors import StudyError
+from jbi_pubsub.spark import plots
 from jbi_pubsub.spark.javaenv import find_java
 from jbi_pubsub.spark.session import open_session
 
@@ -18,6 +20,14 @@ if TYPE_CHECKING:
 
 # The first compiler tier and the simplest collector: a test ends before the others pay.
 QUICK_JVM = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _drawn_once() -> Iterator[None]:
+    """A plot has the same bytes each time (test_report_page.py), and drawing them is most of a small study."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "drawn", functools.lru_cache(200)(plots.drawn))
+        yield
 
 
 @pytest.fixture(scope="session")

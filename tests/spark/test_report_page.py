@@ -16,6 +16,7 @@ from browsing import needs_chromium
 from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.spark import dataset, page, report, result
 from jbi_pubsub.spark.dataset import Contracts, PublicationRow, RegistrationRow, SubscriptionRow
+from jbi_pubsub.spark.plots import Plot, Series, drawn
 from jbi_pubsub.spark.result import StudyRun
 from jbi_pubsub.spark.studies import bandwidth, comparison, contracts, fanout
 from jbi_pubsub.spark.studies.match import match_study
@@ -169,3 +170,13 @@ def test_a_plot_of_nothing_says_so(folders: Path, browser: Tab) -> None:
 
     assert shown.locator("svg text", has_text="nothing").count() == 2
     assert shown.locator("svg text").count() == 4  # with their titles: no ticks, no legend
+
+
+def test_a_plot_is_the_same_bytes_each_time() -> None:
+    # Given a plot with several series, one with a band
+    line = Series("a", (1.0, 2.0, 3.0), (3.0, 1.0, 2.0), low=(2.0, 0.5, 1.0), high=(4.0, 2.0, 3.0))
+    plot = Plot(name="p", title="t", kind="lines", x="x", y="y", series=(line, Series("b", (1.0, 2.0), (1.0, 4.0))))
+    # When it is drawn twice; Expect the same SVG and PNG
+    assert drawn(plot) == drawn(plot)
+    # and others for other data
+    assert drawn(plot)[0] != drawn(Plot(name="p", title="t", kind="lines", x="x", y="y", series=(line,)))[0]
