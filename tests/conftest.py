@@ -155,10 +155,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks those `unit` that are in such a folder, have no such fixture, and are not marked otherwise."""
     for item in items:
-        otherwise = {mark.name for mark in item.iter_markers()} & {"processes", "long", "slow", "spark"}
+        marks = {mark.name for mark in item.iter_markers()}
+        otherwise = marks & {"processes", "long", "slow", "spark"}
         fixtures: list[str] = getattr(item, "fixturenames", [])
-        if _is_unit_room(item.path) and not otherwise and OPENING.isdisjoint(fixtures):
-            item.add_marker("unit")
+        if _is_unit_room(item.path):
+            assert not (otherwise and "unit" in marks), f"{item.nodeid} is `unit` and {', '.join(sorted(otherwise))}"
+            if not otherwise and OPENING.isdisjoint(fixtures):
+                item.add_marker("unit")
 
 
 def pytest_collection_finish() -> None:
