@@ -15,7 +15,6 @@ from jbi_pubsub.core.errors import PredicateError
 from jbi_pubsub.core.xpath import compile_predicate
 from tests.oracles.constraints import random_event, random_tree, value, written
 
-
 OFFER = {
     "name": "heat", "domain": 3, "load": 0.25, "ready": True, "categories": ("junior", "senior"), "big": 1 << 40,
 }  # fmt: skip

@@ -14,7 +14,6 @@ from jbi_pubsub.core.xpath.narrowing import narrowed
 from jbi_pubsub.core.xpath.predicate import Predicate
 from tests.oracles.differential import NAMESPACES, document, expression, is_taken
 
-
 KABUL = "*[LocationCoord[lat >= {} and lat <= {} and long >= {} and long <= {}]]"
 
 
