@@ -134,7 +134,7 @@ class Within:
         return self._paths.is_inner(number)
 
 
-class _There:
+class _StepPaths:
     """The paths of a type that conditions of one predicate ask for: those of the same steps are looked for once."""
 
     def __init__(self, paths: TypePaths | Within) -> None:
@@ -154,8 +154,8 @@ def restriction(predicate: Predicate | None, paths: TypePaths | Within) -> Restr
         return ALL
     sizes = sum(1 for size in SIZES if predicate.seconds(rough_extent(size)) <= MAX_SECONDS)
     why = () if sizes else ("what it costs depends on the document",)
-    there = _There(paths)
-    found = (_conjunct(conjunct, predicate.constants, there, why) for conjunct in predicate.plan.conjuncts)
+    steps = _StepPaths(paths)
+    found = (_conjunct(conjunct, predicate.constants, steps, why) for conjunct in predicate.plan.conjuncts)
     return Restriction(tuple(conjunct for conjunct in found if conjunct is not None), sizes)
 
 
@@ -192,7 +192,7 @@ def leads_to(where: Where, path: Where) -> bool:
 
 
 def _conjunct(
-    asked: Sequence[Condition], constants: Sequence[Constant], there: _There, reasons: Iterable[str]
+    asked: Sequence[Condition], constants: Sequence[Constant], steps: _StepPaths, reasons: Iterable[str]
 ) -> Conjunct | None:
     """None: it holds for no document."""
     on: list[On] = []
@@ -206,14 +206,14 @@ def _conjunct(
             why.append(where[0] if isinstance(where, tuple) else _told(where, constants))
             continue
         if isinstance(where, Term):
-            calculation = _calculation(where, constants, there)
+            calculation = _calculation(where, constants, steps)
             if calculation is None:
                 why.append("what the platform says")
             else:
                 on.append(_computed(condition, calculation, constants))
             continue
-        found = there.at(where)
-        said = [path for path in PATHS if leads_to(where, path)] if there.is_within else []
+        found = steps.at(where)
+        said = [path for path in PATHS if leads_to(where, path)] if steps.is_within else []
         if test == conditions.SINGLE:
             single.update(found)
             if len(found) + len(said) > 1:
@@ -231,7 +231,7 @@ def _conjunct(
         if said:
             why.append("what the platform says")
             continue
-        made = _on(condition, where, constants, there)
+        made = _on(condition, where, constants, steps)
         if made is None:
             why.append("a comparison with the empty text of what may not be there")
         elif made.paths or made.inner:
@@ -243,21 +243,21 @@ def _conjunct(
     return Conjunct(tuple(on), tuple(sorted(single)), tuple(dict.fromkeys((*why, *reasons))), tuple(payload))
 
 
-def _calculation(term: Operand, constants: Sequence[Constant], there: _There) -> Calculation | None:
+def _calculation(term: Operand, constants: Sequence[Constant], steps: _StepPaths) -> Calculation | None:
     """None: it asks for what the platform says."""
     where = term.operands[0] if isinstance(term, Term) and term.operator in OF_ALL else term
     if isinstance(where, Term):
         operands = [
-            float(constants[each]) if isinstance(each, int) else _calculation(each, constants, there)
+            float(constants[each]) if isinstance(each, int) else _calculation(each, constants, steps)
             for each in where.operands
         ]
         known = tuple(each for each in operands if each is not None)
         return Calculation(where.operator, known) if len(known) == len(operands) else None
     assert isinstance(where, tuple)
-    if there.is_within and any(leads_to(where, path) for path in PATHS):
+    if steps.is_within and any(leads_to(where, path) for path in PATHS):
         return None
     operator = term.operator if isinstance(term, Term) else FIRST
-    return Calculation(operator, (), there.at(where), there.inner(where))
+    return Calculation(operator, (), steps.at(where), steps.inner(where))
 
 
 def _computed(condition: Condition, calculation: Calculation, constants: Sequence[Constant]) -> On:
@@ -297,16 +297,16 @@ def _told(where: Operand, constants: Sequence[Constant]) -> str:
 _SIGNS: Final = {"multiply": "*"}
 
 
-def _on(condition: Condition, where: Where, constants: Sequence[Constant], there: _There) -> On | None:
+def _on(condition: Condition, where: Where, constants: Sequence[Constant], steps: _StepPaths) -> On | None:
     """None: nothing follows from it."""
     test = condition.test
     constant = constants[condition.parameter] if condition.parameter >= 0 else ""
     words = _words(condition, constants)
     if test == conditions.EXISTS:
-        return On(test, tuple({*there.at(where), *there.below(where)}), negated=condition.negated, words=words)
+        return On(test, tuple({*steps.at(where), *steps.below(where)}), negated=condition.negated, words=words)
     if test == conditions.NORMALIZED_EQUAL and not str(constant).split():
         return None
-    return On(test, there.at(where), constant, there.inner(where), condition.negated, words)
+    return On(test, steps.at(where), constant, steps.inner(where), condition.negated, words)
 
 
 def shown(where: Where) -> str:
