@@ -364,7 +364,7 @@ def test_a_save_outlives_its_rti(
         each.until("federation_saved")
     # When the RTI is gone; Expect federates to be told, and calls to say so
     served.stop()
-    assert a.until("connection_lost")[1]
+    assert all(each.until("connection_lost")[1] for each in (a, b))
     with pytest.raises(exc.NotConnected, match="Join again"):
         a.rti.query_logical_time()
     # When another one is started over the same folder, and they join in another order
