@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from contextlib import suppress
+from threading import RLock
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -19,13 +20,14 @@ class Cache(OrderedDict[K, V]):
     A dict finds its first key by passing all places whose keys are gone; here one more costs the same, however many
     there are."""
 
-    __slots__ = ("_make", "most")
+    __slots__ = ("_lock", "_make", "most")
 
     def __init__(self, most: int, make: Callable[[K], V] | None = None) -> None:
         """`make`: gives the value of a key that is asked for by `cache[key]`, and is not there."""
         super().__init__()
         self.most = most
         self._make = make
+        self._lock = RLock()  # keys that compare in Python let other threads in, which an OrderedDict does not stand
 
     def __missing__(self, key: K) -> V:
         if self._make is None:
@@ -34,8 +36,8 @@ class Cache(OrderedDict[K, V]):
         return value
 
     def __setitem__(self, key: K, value: V) -> None:
-        super().__setitem__(key, value)
-        with suppress(KeyError):  # another thread has been faster
+        with self._lock, suppress(KeyError):  # another thread has popped it meanwhile
+            super().__setitem__(key, value)
             self.move_to_end(key)
             while len(self) > self.most:
                 self.popitem(last=False)

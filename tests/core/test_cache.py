@@ -1,6 +1,7 @@
 """What is remembered, and what goes for it."""
 
 import threading
+import time
 
 import pytest
 
@@ -34,3 +35,39 @@ def test_threads_that_set_at_once_keep_its_bound() -> None:
     for each in threads:
         each.join()
     assert len(cache) <= 3
+
+
+class Spelling:
+    """A key that compares in Python, so that other threads get their turn while it does."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __hash__(self) -> int:
+        return hash(self.number)
+
+    def __eq__(self, other: object) -> bool:
+        time.sleep(0)
+        return isinstance(other, Spelling) and other.number == self.number
+
+
+def test_threads_set_equal_keys_of_any_class_at_once() -> None:
+    # Given threads that set the same keys in a cache, whose size changes all the time
+    cache: Cache[Spelling, int] = Cache(50)
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for number in range(2_000):
+                cache[Spelling(number % 70)] = number
+        except BaseException as exc:  # noqa: BLE001  # it is looked at below
+            failed.append(exc)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    # Expect each to have set them, and the bound to be kept
+    assert failed == []
+    assert len(cache) == len(list(cache)) == 50
