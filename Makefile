@@ -4,6 +4,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 UV := $(BIN)/uv
 TEST_EXTRAS := test,spark,web,plot,qos,archive,mqtt,zenoh,node,docs
 # a process more than there are cores, four at most: much of the suite waits; ARGS="-n 0" for one
@@ -51,20 +52,20 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(UV): | $(VENV)/bin/python
-	$(BIN)/pip install --quiet --disable-pip-version-check 'uv>=0.9,<1'
+	$(PIP) 'uv>=0.9,<1'
 
-# by uv, which needs half of pip's time; by pip, where uv finds no index: it does not read pip.conf
-install = $(UV) pip install --quiet --python $(BIN)/python -e '.[$(1)]' || $(BIN)/pip install --quiet --disable-pip-version-check --use-pep517 -e '.[$(1)]'
+# by uv, which needs a third of pip's time; by pip, where there is no uv, or it finds no index: it does not read pip.conf
+install = { test -x $(UV) || $(PIP) 'uv>=0.9,<1'; } && $(UV) pip install --quiet --python $(BIN)/python -e '.[$(1)]' || $(PIP) --use-pep517 -e '.[$(1)]'
 
-$(VENV)/demo.stamp: setup.cfg pyproject.toml | $(UV)
+$(VENV)/demo.stamp: setup.cfg pyproject.toml | $(VENV)/bin/python
 	$(call install,archive)
 	touch $@
 
-$(VENV)/test.stamp: setup.cfg pyproject.toml | $(UV)
+$(VENV)/test.stamp: setup.cfg pyproject.toml | $(VENV)/bin/python
 	$(call install,$(TEST_EXTRAS))
 	touch $@ $(VENV)/demo.stamp $(VENV)/docs.stamp
 
-$(VENV)/docs.stamp: setup.cfg pyproject.toml | $(UV)
+$(VENV)/docs.stamp: setup.cfg pyproject.toml | $(VENV)/bin/python
 	$(call install,docs)
 	touch $@ $(VENV)/demo.stamp
 
