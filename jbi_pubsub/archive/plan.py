@@ -164,7 +164,7 @@ def places(where: Where, paths: TypePaths | Within) -> list[int]:
     last = where[-1].removeprefix("//") if where else ""
     is_any = last in ("", "*")
     found = ((number, paths.where(number)) for number in range(len(paths)))
-    return [number for number, path in found if (is_any or path[-1] == last) and leads_to(where, path)]
+    return [number for number, path in found if (is_any or path[-1:] == (last,)) and leads_to(where, path)]
 
 
 def below(numbers: Iterable[int], paths: TypePaths | Within) -> tuple[int, ...]:
