@@ -7,7 +7,7 @@ each origin and of all together, with a small share for all origins that have no
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from math import inf
 from typing import Final, NamedTuple
@@ -181,13 +181,19 @@ class LogBook:
             elif not log.is_gone:
                 log.gone_at = now
 
-    def forget_idle(self, before: float) -> list[LogId]:
-        """Forget those of which nothing lives, whose origin has left, and which nobody has mentioned since."""
+    def forget_idle(self, before: float, there: Iterable[bytes]) -> list[LogId]:
+        """Forget those of which nothing lives, whose origin or addressee has left, and which nobody has mentioned
+        since. `there`: other nodes that are heard."""
+        streams = {0, stream_to(self._me), *map(stream_to, there)}
         idle = [
-            log_id for log_id, log in self._logs.items() if log.is_gone and not log.held and log.mentioned <= before
+            log_id
+            for log_id, log in self._logs.items()
+            if (log.is_gone or log_id.stream not in streams) and not log.held and log.mentioned <= before
         ]
         for log_id in idle:
             del self._logs[log_id]
+            if log_id[:2] == (self._me, self._epoch):
+                continue  # ours are not counted
             self._unknown.discard(log_id)
             self._of_origin[log_id.origin] -= 1
             if not self._of_origin[log_id.origin]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from jbi_pubsub.network.datagram import Datagram, DatagramMode, packed
@@ -26,6 +26,8 @@ class OwnLogs:
         self._window = window
         self._durables = OwnDurables(durables)
         self._serials: dict[LogId, int] = {}
+        self._forgotten = 0
+        """The greatest serial of all logs to one node that are forgotten: such a log begins behind it."""
         self.waiting: list[NodeMessage] = []
         """Messages that were said last, and that others may go with."""
         self._size = 0
@@ -63,11 +65,14 @@ class OwnLogs:
     def number(self, out: OutgoingBlock, log_id: LogId) -> None:
         """A block leaves for the first time: it gets its serial."""
         assert out.datagram.footer is not None
-        out.serial = self._serials[log_id] = self._serials.get(log_id, 0) + 1
+        out.serial = self._serials[log_id] = self._last(log_id) + 1
         footer = out.datagram.footer._replace(epoch=self._epoch, stream=log_id.stream, serial=out.serial)
         out.datagram = out.datagram._replace(footer=footer, number=1)
         out.packed = packed(out.datagram)
-        self._logs.open(log_id).seen.add(out.serial)
+        log = self._logs.open(log_id)
+        if not log.seen:
+            log.raise_floor(out.serial)
+        log.seen.add(out.serial)
         if not log_id.stream:
             self._window.note_said(out.serial, len(out.datagram.data))
 
@@ -80,7 +85,7 @@ class OwnLogs:
 
     def note_seen(self, member: bytes, serial: int, now: float) -> None:
         """Another node has seen all of our log for all up to a serial; 0: it does not say."""
-        if serial <= self._serials.get(LogId(self._me, self._epoch), 0):
+        if serial <= self._last(LogId(self._me, self._epoch)):
             self._window.note_seen(member, serial, now)
 
     def is_twins(self, datagram: Datagram, number: int) -> bool:
@@ -91,7 +96,16 @@ class OwnLogs:
         if epoch > self._epoch or (datagram.sender == self._me[:4] and datagram.number > number):
             return True
         own = LogId(self._me, epoch, footer.stream if footer is not None else 0)
-        return footer is not None and epoch == self._epoch and footer.serial > self._serials.get(own, 0)
+        return footer is not None and epoch == self._epoch and footer.serial > self._last(own)
+
+    def forget(self, log_ids: Iterable[LogId]) -> None:
+        """Forget logs of ours to nodes that have left. Should one come back, which may have heard such a log, ours
+        begins behind all that are forgotten."""
+        self._forgotten = max([self._forgotten, *(self._serials.pop(each, 0) for each in log_ids)])
+
+    def _last(self, log_id: LogId) -> int:
+        """The last serial of a log of ours."""
+        return self._serials.get(log_id, self._forgotten if log_id.stream else 0)
 
     def again(self, now: float) -> Iterator[NodeMessage]:
         """Durable messages whose lives end soon."""

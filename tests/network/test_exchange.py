@@ -255,6 +255,39 @@ def test_a_directed_message_comes_to_its_addressee_alone() -> None:
     assert [len(each.heard) for each in nodes] == [0, 0, 50, 0]
 
 
+@pytest.mark.parametrize("is_started_anew", [False, True])
+def test_logs_to_nodes_that_have_left_are_forgotten_and_go_on_when_they_are_back(is_started_anew: bool) -> None:
+    # Given messages to a node behind a relay, which then leaves for so long that nothing of them lives
+    net = Net()
+    one, other = net.segment(), net.segment()
+    sender, relay, node = net.node(one), net.node(one, other), net.node(other)
+    net.world.run(3.0)
+    for number in range(10):
+        sender.say(b"first %d" % number, to=node.id)
+    net.world.run(5.0)
+    assert len(node.heard) == 10
+    node.is_up = False
+    net.world.run(100.0)
+    # Expect no trace of them but in the number that another log begins behind
+    assert all(not log_id.stream for each in (sender, relay) for log_id in each.exchange.logs)
+    assert all(not log_id.stream for each in (sender, relay) for side in each.exchange.sides
+               for log_id in side.recovery._here)  # fmt: skip
+    # When it is back, as it was, or started anew without its memory
+    if is_started_anew:
+        node = Node(net.world, 3, [other], ExchangeSettings(), epoch=2)
+        net.nodes[2] = node
+    node.is_up = True
+    node.arm()
+    net.world.run(105.0)
+    heard = len(node.heard)
+    for number in range(10):
+        sender.say(b"then %d" % number, to=node.id)
+    net.world.run(110.0)
+    # Expect what is said then, once, and nothing that is asked for in vain
+    assert sorted(each.body for each in node.heard[heard:]) == [b"then %d" % number for number in range(10)]
+    assert not any(here.missing for side in node.exchange.sides for here in side.recovery._here.values())
+
+
 def test_a_relay_passes_on_all_blocks_though_its_own_datagrams_come_back() -> None:
     # Given a relay on two networks, the second of which brings everybody's datagrams back to himself, as multicast does
     settings = ExchangeSettings(name="n")

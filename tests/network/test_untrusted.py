@@ -184,6 +184,15 @@ def test_logs_of_one_origin_and_of_those_that_are_unknown_are_bounded() -> None:
     assert _hear(exchange, _block(LIAR, 1, b"heard"))
 
 
+def test_what_others_say_of_our_own_logs_makes_none() -> None:
+    exchange = _exchange()
+    for number in range(1, 11):
+        told = (LogRanges(ME, 1, 1_000 * number + at, ((1, 5),)) for at in range(100))
+        _hear(exchange, _announced(LIAR, *told, number=number))
+        _hear(exchange, _asked(LIAR, *(LogRanges(ME, 1, 1_000 * number + at, ((1, 5),)) for at in range(100))))
+    assert len(exchange.logs) == 0
+
+
 @pytest.mark.row("G-181")
 def test_what_a_liar_announces_is_asked_for_ever_more_seldom_and_then_given_up() -> None:
     # Given one who announces what nobody holds, of a node that is not there
