@@ -239,13 +239,11 @@ class Exchange:
         side.repair((log_id, serial, held.level) for log_id, serial, held in found if held is not None)
 
     def _hear(self, at: int, message: NodeMessage, announcement: NodeAnnouncement, now: float) -> None:
-        """A node says what it can give. What it has of others is for its own networks: behind them others say it. Of
-        our own logs nobody knows more than we do."""
+        """A node says what it can give. What it has of others is for its own networks: behind them others say it."""
         side, origin = self.sides[at], message.origin
         for each in announcement.held:
             is_own = (each.origin, each.epoch) == (origin, announcement.epoch) and each.floor > 0
-            is_ours = (each.origin, each.epoch) == (self.me, self.epoch)
-            if self.logs.concerns_us(each.log_id) and (is_own or not message.hops) and not is_ours:
+            if self.logs.is_told(each.log_id) and (is_own or not message.hops):
                 with suppress(ProtocolError):  # no room for one of its logs: others have some
                     side.recovery.note_announcement(
                         each.log_id, each.ranges, now, floor=each.floor * is_own, is_own=is_own
@@ -353,11 +351,10 @@ class Exchange:
         idle = self.logs.forget_idle(now - self._settings.node_timeout, self.peers)
         self._own.forget(idle)
         for log_id in idle:
-            for side in self.sides:
-                side.recovery.forget(log_id)
             if log_id.origin != self.me and not self.logs.has(log_id.origin):
                 self.held.durables.forget(log_id.origin)
         for side in self.sides:
+            side.recovery.forget(idle)
             side.recovery.tidy(now)
         for message in self._own.again(now):
             self.say(message, now)

@@ -129,6 +129,10 @@ class LogBook:
         is_ours = not log_id.stream or log_id.origin == self._me or log_id.stream == stream_to(self._me)
         return is_ours or self._is_relay
 
+    def is_told(self, log_id: LogId) -> bool:
+        """Whether others can tell of a log: it concerns us, and is none of this start of ours, which we know best."""
+        return self.concerns_us(log_id) and log_id[:2] != (self._me, self._epoch)
+
     def get(self, log_id: LogId) -> OriginLog | None:
         """A log, or None."""
         return self._logs.get(log_id)

@@ -257,10 +257,9 @@ class LogRecovery:
         if here is not None and serial in here.sent:
             here.sent[serial] = 1
 
-    def forget(self, log_id: LogId) -> None:
-        """Nothing of a log is of interest any more."""
-        here = self._here.pop(log_id, None)
-        if here is not None:
+    def forget(self, log_ids: Iterable[LogId]) -> None:
+        """Nothing of these logs is of interest any more."""
+        for here in filter(None, (self._here.pop(each, None) for each in log_ids)):
             here.missing.clear()
 
     # -- what is to be done ---------------------------------------------------------------------------------------
