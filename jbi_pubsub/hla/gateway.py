@@ -124,8 +124,10 @@ class GatewayAmbassador(FederateAmbassador):
             getattr(self, callback.name)(*callback.arguments)
 
     def begin(self, known: _Classes) -> None:
-        """The surrogate has joined."""
-        self.known, self._instances, self._is_settled = known, {}, False
+        """The surrogate has joined, or the object model has got additions."""
+        if self.known is None:
+            self._instances = {}
+        self.known, self._is_settled = known, False
 
     def discover_object_instance(self, instance: int, cls: int, name: str) -> None:
         self._instances[instance] = cls, name
@@ -216,6 +218,8 @@ class FederationPlatform(PlainPlatform):
                     if self._ambassador.known is None:
                         self._come(own)
                     self._something.clear()
+                    if self._surrogate.has_learned():
+                        self._declare()
                     callbacks = self._surrogate.take(TAKEN_MOST)
                     for callback in callbacks:
                         self._ambassador.hear(callback)
@@ -234,9 +238,14 @@ class FederationPlatform(PlainPlatform):
         self._stopping.wait(AGAIN_SECONDS)
 
     def _come(self, own: str) -> None:
-        """Join, and declare what is published and taken. Raises JbiError."""
+        """Join. Raises JbiError."""
+        self._surrogate.come(own, self._something.set)
+        self._declare()
+        log.info("%s: joined %s as %s", self.name, self._side.federation, own)
+
+    def _declare(self) -> None:
+        """Declare what is published and taken. Raises JbiError."""
         surrogate = self._surrogate
-        surrogate.come(own, self._something.set)
         model = surrogate.model(self.name)
         known = self._understood(model.fom, model.types)
         calls = [Call(0, "publish_interaction_class", (take.cls,)) for take in known.takes]
@@ -254,7 +263,6 @@ class FederationPlatform(PlainPlatform):
             self._trouble = ""
             types = [TypeName(each.type) for each in (*known.objects.values(), *known.interactions.values())]
             self._published = {each: self._registration_of(each, each.name) for each in types}
-        log.info("%s: joined %s as %s", self.name, self._side.federation, own)
         self._changed()
 
     def _understood(self, fom: Fom, types: datatypes.Types) -> _Classes:

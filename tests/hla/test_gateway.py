@@ -194,9 +194,9 @@ class Gate:
         running.start()
         return running
 
-    def join(self, name: str) -> Federate:
+    def join(self, name: str, **options: Any) -> Federate:
         """A federate."""
-        one = Federate(self.federation.config, name, "Air")
+        one = Federate(self.federation.config, name, "Air", **options)
         self.federation.stack.callback(one.rti.disconnect)
         return one
 
@@ -260,6 +260,40 @@ def test_a_subscriber_selects_by_a_field_of_a_record(gate: Gate) -> None:
     obj = gate.subscriber.receive(beyond, 20.0)
     assert obj is not None
     assert obj.metadata == b'<Aircraft object="LH1"><where><X>1100.0</X><Y>0.5</Y></where></Aircraft>'
+
+
+DRONES = """<objectModel xmlns="http://standards.ieee.org/IEEE1516-2010">
+<objects><objectClass><name>HLAobjectRoot</name><objectClass><name>Drone</name>
+<attribute><name>range</name><dataType>HLAfloat64BE</dataType></attribute></objectClass></objectClass></objects>
+</objectModel>"""
+
+
+def test_what_a_federate_adds_to_the_object_model_is_published_by_a_gateway_that_runs(gate: Gate) -> None:
+    # Given a gateway, an aircraft, and somebody who wants drones that go far
+    (gate.folder / "drones.xml").write_text(DRONES)
+    gate.bridge(FILE.replace('"Vehicle*"', '"Vehicle*", "Drone"'))
+    pilot = gate.join("pilot")
+    aircraft = gate.fly(pilot)
+    planes = gate.subscriber.register_subscriber(type_name="Aircraft")
+    far = gate.subscriber.register_subscriber(type_name="Drone", predicate="//range > 10")
+    gate.subscriber.wait_matched(planes)
+    # When a federate brings them
+    other = gate.join("other", modules=[gate.folder / "drones.xml"])
+    cls = other.rti.get_object_class_handle("Drone")
+    reach = other.rti.get_attribute_handle(cls, "range")
+    other.rti.publish_object_class_attributes(cls, [reach])
+    drone = other.rti.register_object_instance(cls, "D1")
+    gate.subscriber.wait_matched(far)
+    for each in (5.0, 50.0):
+        other.rti.update_attribute_values(drone, {reach: struct.pack(">d", each)})
+    # Expect the one that goes far, and the aircraft as before
+    obj = gate.subscriber.receive(far, 20.0)
+    assert obj is not None
+    assert (obj.type.name, obj.metadata) == ("Air.Drone", b'<Drone object="D1"><range>50.0</range></Drone>')
+    pilot.rti.update_attribute_values(aircraft, {ALTITUDE: struct.pack(">d", 1.0)}, b"")
+    obj = gate.subscriber.receive(planes, 20.0)
+    assert obj is not None
+    assert b'object="LH1"' in obj.metadata
 
 
 def test_who_comes_late_is_told_what_is_there(gate: Gate) -> None:

@@ -2,6 +2,7 @@
 something, what may go over its links, and what that is on the far side.
 
     begun(plan)                                      -> bridge, calls
+    extended(plan, bridge)                           -> bridge, calls
     heard(plan, bridge, side, callback)              -> bridge, calls
     due(plan, bridge)                                -> what may go now
     forwarded(plan, bridge, due)                     -> bridge, calls
@@ -16,8 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
-
-from immutables import Map
 
 from jbi_pubsub.hla import exceptions
 from jbi_pubsub.hla.execution import Callback
@@ -55,7 +54,16 @@ class Due(NamedTuple):
 def begun(plan: Plan, kept: Sequence[tuple[str, Bridge]] = ()) -> Done:
     """Both surrogates have joined: what they declare, and then ask for (its answer says that what there was has been
     told). `kept`: what was under way at saves, by label, the oldest first."""
-    turn = Turn(plan, Bridge(kept=Map(kept), order=tuple(label for label, _ in kept)))
+    return extended(plan, Bridge(), kept)
+
+
+def extended(plan: Plan, bridge: Bridge, kept: Sequence[tuple[str, Bridge]] = ()) -> Done:
+    """The object models have got additions, and the plan a translation of them: the same, once more. What is declared
+    anew is there already, or not."""
+    turn = Turn(plan, bridge._replace(settled=(False, False)))
+    for label, state in kept:
+        if label not in bridge.kept:
+            turn.set(kept=turn.bridge.kept.set(label, state), order=(*turn.bridge.order, label))
     for side in (0, 1):
         if {"add", "allow-add"} & set(plan.policy):
             turn.call(side, "disclose_surrogate")

@@ -49,6 +49,12 @@ class Crossing:
         self.bridge, calls = spans.begun(self.plan, kept)
         self._do(self.bridge, calls)
 
+    def extend(self, plan: Plan, saved_as: tuple[str, str], kept: Sequence[tuple[str, Bridge]]) -> None:
+        """Go on with object models that have got additions; as above. Raises JbiError."""
+        self.plan, self._saved_as = plan, saved_as
+        self.bridge, calls = spans.extended(plan, self.bridge, kept)
+        self._do(self.bridge, calls)
+
     def round(self) -> bool:
         """Take what the surrogates were told, let go what may go; whether there was something. Raises JbiError."""
         taken = 0

@@ -24,6 +24,7 @@ from jbi_pubsub.core.config import Config, MetricsSection
 from jbi_pubsub.core.errors import ConfigurationError, JbiError
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.metrics import MetricsServer, Sample
+from jbi_pubsub.hla.exceptions import ErrorReadingFom
 from jbi_pubsub.hla.samples import of_bridge
 from jbi_pubsub.hla.saves import Saves
 
@@ -138,6 +139,8 @@ class FederationBridge:
                         continue
                     self._something.clear()
                     self._presence.look()
+                    if any(each.has_learned() for each in self._surrogates):
+                        self._extend()
                     if not self._crossing.round():
                         self._something.wait(self._crossing.ask() or self._described.file.poll)
                 except (JbiError, ConfigurationError) as exc:
@@ -159,11 +162,7 @@ class FederationBridge:
             self._presence.come((one.execution(), other.execution()))
             for there, surrogate in zip(names[::-1], self._surrogates, strict=True):
                 surrogate.come(f"{file.name}:{there}", self._something.set)
-            translation = self._described.translated(
-                {name: surrogate.model(name) for name, surrogate in zip(names, self._surrogates, strict=True)}
-            )
-            models = "+".join(surrogate.fom.digest for surrogate in self._surrogates)
-            saved_as = f"the bridge {file.name} of {self._between()}", models
+            plan, saved_as = self._planned()
             self._kept = self._saves.of(*saved_as) if file.saves else self._kept
         except ConfigurationError:
             self._leave()
@@ -174,13 +173,33 @@ class FederationBridge:
             self._trouble = exc.message
             self._leave()
             return
-        plan = Plan((one.federation, other.federation), self._described.policy, translation,
-                    file.time.couple, file.time.lookahead)  # fmt: skip
         crossing = Crossing(plan, self._surrogates, self._saves, saved_as, file.flow.queue, self._told)
         with self._lock:
             self._crossing, self._trouble = crossing, ""
         crossing.begin(self._kept)
         log.info("the bridge of %s is up", self._between())
+
+    def _planned(self) -> tuple[Plan, tuple[str, str]]:
+        """The plan with the object models that there are, and name and models under which saves are kept. Raises
+        ConfigurationError, ErrorReadingFom."""
+        file, (one, other) = self._described.file, self._surrogates
+        models = {name: each.model(name) for name, each in zip(self._described.sides, (one, other), strict=True)}
+        plan = Plan((one.federation, other.federation), self._described.policy, self._described.translated(models),
+                    file.time.couple, file.time.lookahead)  # fmt: skip
+        return plan, (f"the bridge {file.name} of {self._between()}", f"{one.fom.digest}+{other.fom.digest}")
+
+    def _extend(self) -> None:
+        """Go on with object models that have got additions. Where the file does not fit them, it is as it was."""
+        assert self._crossing is not None
+        try:
+            plan, saved_as = self._planned()
+        except (ConfigurationError, ErrorReadingFom) as exc:
+            self._trouble = f"what has been added to an object model does not go: {exc.message}"
+            log.warning("the bridge of %s: %s", self._between(), self._trouble)
+            return
+        self._crossing.extend(plan, saved_as, self._saves.of(*saved_as))
+        self._trouble = ""
+        log.info("the bridge of %s knows what has been added to an object model", self._between())
 
     def _leave(self) -> None:
         """Both federations; what was under way is lost."""

@@ -12,7 +12,10 @@ from jbi_pubsub.hla.ambassador import RTIAmbassador
 from jbi_pubsub.hla.exceptions import NotConnected
 from jbi_pubsub.hla.execution import Callback
 from jbi_pubsub.hla.federate import FederateAmbassador
+from jbi_pubsub.hla.proxy import Rti
 from jbi_pubsub.lookup.client.join import JoinManager
+from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
+from jbi_pubsub.protocol.entries import RTI_TYPE
 
 from .state import Call
 from .translation import SideModel
@@ -26,7 +29,9 @@ class Surrogate(RTIAmbassador):
     def __init__(self, config: Config, federation: str) -> None:
         super().__init__(config)
         self.federation = federation
+        self._has_news = False
         self.connect(FederateAmbassador())
+        self.community.watch(ServiceTemplate(types=(RTI_TYPE,), entries=(Rti(federation=federation).rep(),)), self)
 
     @property
     def community(self) -> JoinManager:
@@ -49,6 +54,30 @@ class Surrogate(RTIAmbassador):
     def model(self, side: str) -> SideModel:
         """The object model of the federation, under the name of a side. Raises ErrorReadingFom."""
         return SideModel(side, self.fom, datatypes.parsed(*self.fom.modules))
+
+    def has_learned(self) -> bool:
+        """Whether the object model has got additions since it was asked for, which it has now. Raises JbiError."""
+        news, self._has_news = self._has_news, False
+        return news and self._learned()
+
+    # -- as a listener of its federation, on other threads --------------------------------------------------------
+
+    def service_added(self, item: ServiceItem) -> None:
+        """See to it that another object model is asked for."""
+        models = {Rti.from_rep(each).model for each in item.entries if each.cls.name == Rti.entry_name}
+        if self._link is not None and self._fom is not None and self._fom.digest not in models:
+            self._has_news = True
+            if self._link.wake is not None:
+                self._link.wake()
+
+    def service_changed(self, old: ServiceItem, new: ServiceItem) -> None:  # noqa: ARG002  # the listener's form
+        """As above."""
+        self.service_added(new)
+
+    def service_removed(self, item: ServiceItem) -> None:
+        """Its connection tells when it is away."""
+
+    # -- for the bridge's thread ----------------------------------------------------------------------------------
 
     def take(self, most: int) -> list[Callback]:
         """Callbacks that came, so many at most. Raises NotConnected once it is not joined and all has been taken."""

@@ -61,9 +61,9 @@ class Joint:
         running.start()
         return running
 
-    def join(self, name: str, federation: str) -> Federate:
+    def join(self, name: str, federation: str, **options: Any) -> Federate:
         """A federate."""
-        one = Federate(self.federation.config, name, federation)
+        one = Federate(self.federation.config, name, federation, **options)
         self.federation.stack.callback(one.rti.disconnect)
         return one
 
@@ -103,6 +103,64 @@ def test_what_one_federation_simulates_the_other_sees(joint: Joint, eventually: 
     a.rti.delete_object_instance(aircraft, b"over")
     assert b.until("remove_object_instance")[1:3] == (there, b"over")
     assert [way["relayed"] for way in bridge.status()["directions"]] == [1, 1]
+
+
+DRONES = """<objectModel xmlns="http://standards.ieee.org/IEEE1516-2010">
+<objects><objectClass><name>HLAobjectRoot</name><objectClass><name>Drone</name>
+<attribute><name>range</name><dataType>HLAfloat64BE</dataType></attribute></objectClass></objectClass></objects>
+<interactions><interactionClass><name>HLAinteractionRoot</name><interactionClass><name>Alarm</name></interactionClass>
+</interactionClass></interactions></objectModel>"""
+
+
+def test_what_federates_add_to_both_object_models_goes_over_a_bridge_that_runs(
+    joint: Joint, eventually: Callable[..., Any]
+) -> None:
+    # Given a bridge, and two federates that know drones
+    (joint.folder / "drones.xml").write_text(DRONES)
+    bridge = joint.bridge()
+    eventually(lambda: bridge.status()["state"] == "up", what=bridge.status)
+    a = joint.join("a", "Air", modules=[joint.folder / "drones.xml"])
+    cls = a.rti.get_object_class_handle("Drone")
+    reach = a.rti.get_attribute_handle(cls, "range")
+    a.rti.publish_object_class_attributes(cls, [reach])
+    drone = a.rti.register_object_instance(cls, "D1")
+    b = joint.join("b", "Sea", modules=[joint.folder / "drones.xml"])
+    b.rti.subscribe_object_class_attributes(cls, [reach])
+    alarm = a.rti.get_interaction_class_handle("Alarm")
+    a.rti.subscribe_interaction_class(alarm)
+    b.rti.publish_interaction_class(alarm)
+    # When the one is asked for what there was before the bridge knew; Expect the other to see it, and to be heard
+    _, asked, attributes, _ = a.until("provide_attribute_value_update")
+    assert asked == drone
+    assert reach in attributes
+    a.rti.update_attribute_values(drone, {reach: b"r" * 8})
+    _, there, _, name = b.until("discover_object_instance")
+    assert name == "D1"
+    assert b.until("reflect_attribute_values")[1:3] == (there, ((reach, b"r" * 8),))
+    b.rti.send_interaction(alarm, {}, b"now")
+    assert a.until("receive_interaction")[1:4] == (alarm, (), b"now")
+    assert bridge.status()["trouble"] == ""
+
+
+def test_additions_that_do_not_go_together_leave_a_bridge_as_it_was(
+    joint: Joint, eventually: Callable[..., Any]
+) -> None:
+    # Given a bridge, and an aircraft
+    bridge = joint.bridge()
+    a, b = joint.join("a", "Air"), joint.join("b", "Sea")
+    cls, position, callsign = handles(a)
+    a.rti.publish_object_class_attributes(cls, [position, callsign])
+    b.rti.subscribe_object_class_attributes(cls, [position])
+    aircraft = a.rti.register_object_instance(cls, "LH1")
+    _, there, *_ = b.until("discover_object_instance")
+    # When the ranges of drones are numbers on one side, and texts on the other
+    for side, text in (("Air", DRONES), ("Sea", DRONES.replace("HLAfloat64BE", "HLAunicodeString"))):
+        (joint.folder / f"{side}.xml").write_text(text)
+        joint.join(f"{side}'s", side, modules=[joint.folder / f"{side}.xml"])
+    # Expect it to say so, and the aircraft to be seen as before
+    eventually(lambda: "range" in bridge.status()["trouble"], what=bridge.status)
+    a.rti.update_attribute_values(aircraft, {position: b"p" * 8}, b"tag")
+    assert b.until("reflect_attribute_values")[1:3] == (there, ((position, b"p" * 8),))
 
 
 @pytest.mark.parametrize(("actions", "wanted"), [("'connect', 'status'", 200), ("'connect'", 403)])
