@@ -31,6 +31,7 @@ class Pieces:
         self.failures = 0
         self.cpu = 0.0
         """Seconds of CPU that a piece takes."""
+        self.has_begun = False
         self._log = log
         self._name = name
 
@@ -42,6 +43,7 @@ class Pieces:
 
     def step(self, most: int) -> tuple[int, int, float]:
         assert most > 0
+        self.has_begun = True
         if self.gate is not None:
             assert self.gate.wait(60.0)
         if self.failures:
@@ -121,32 +123,30 @@ def with_long_steps(manager: TaskManager) -> None:
 
 
 def test_long_steps_of_different_owners_are_done_at_a_time() -> None:
-    # Given: two steps at a time at most, and three owners with work; each step waits at a gate
+    # Given: two steps at a time at most; somebody holds the one, and a step of little importance the other
     log: list[str] = []
     manager = TaskManager("test", STRICT, judges=2)
-    works = [Pieces(log, name, importance) for name, importance in (("low", 1), ("high", 5), ("mid", 3))]
+    low, high, mid = (Pieces(log, name, importance) for name, importance in (("low", 1), ("high", 5), ("mid", 3)))
+    for work in (low, high, mid):
+        work.waiting.extend("12")
+        work.cpu = 0.01
     with_long_steps(manager)
     gate, thread = busy(manager, log)
-    for work in works:
-        work.gate = threading.Event()
-        work.waiting.extend("12")
-    low, high, mid = works
-    # When: the first holds one of both
-    for work in works:
-        manager.submit(manager.task("judge", work, work))
-    high_gate = high.gate
-    assert high_gate is not None
-    high_gate.set()
-    # Expect: whoever submits first is first; of what waits the most important goes on, while the other step is not over
-    for each in (low.gate, mid.gate):
-        assert each is not None
-        each.set()
+    low.gate = threading.Event()
+    bringer = threading.Thread(target=manager.submit, args=(manager.task("judge", low, low),), name="bringer")
+    bringer.start()
+    eventually(lambda: low.has_begun)
+    # When: more comes
+    manager.submit(manager.task("judge", high, high))
+    manager.submit(manager.task("judge", mid, mid))
+    assert log == []
+    low.gate.set()
+    # Expect: who came first is first; of what waits the most important goes on, while the other step is not over
     eventually(lambda: len(log) == 6)
-    assert "holder" not in log
-    assert [each for each in log if each.startswith("high")] == ["high1", "high2"]
-    assert log.index("high2") < log.index("mid1") < log.index("mid2")
+    assert log == ["low1", "high1", "high2", "mid1", "mid2", "low2"]
     gate.set()
     assert manager.drain(30)
+    bringer.join(60.0)
     thread.join(60.0)
     manager.close()
     assert log[-1] == "holder"
