@@ -13,7 +13,7 @@ counter gives those of federates, object instances and retractions.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sized
+from collections.abc import Container, Iterable, Sized
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from immutables import Map
@@ -455,6 +455,13 @@ class ServiceCall:
         handle = self.execution.handles + 1
         self.execution = self.execution._replace(handles=handle)
         return handle
+
+    def next_name(self, stem: str, taken: Container[str]) -> tuple[int, str]:
+        """A handle, and a name made of it that is not taken: others may give such names, too."""
+        handle = self.next_handle()
+        while f"{stem}-{handle}" in taken:
+            handle = self.next_handle()
+        return handle, f"{stem}-{handle}"
 
     @property
     def pace(self) -> Pace:

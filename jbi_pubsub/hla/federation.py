@@ -63,9 +63,9 @@ def join_federation_execution(
     """A federate joins; the answer is its handle. `name` is its own within the federation ("": one is made), `action`
     what is done when it dies, `kind` its type. Raises FederateNameAlreadyInUse, InvalidResignAction."""
     _check_action(action)
-    handle = call.next_handle()
-    name = name or f"federate-{handle}"
     members, pending = call.execution.members, call.execution.points.pending
+    handle, made = call.next_name("federate", members.names)
+    name = name or made
     if name in members.names:
         raise FederateNameAlreadyInUse(
             f"a federate {name!r} is joined to {call.execution.name}", hint="Take another name"

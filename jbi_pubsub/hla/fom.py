@@ -82,6 +82,10 @@ class ClassMember(NamedTuple):
     """Names of those in which it can have regions; sorted."""
 
 
+_UNSAID: Final = ClassMember(PRIVILEGE, order="timestamp")
+"""HLAprivilegeToDeleteObject as the standard's own module has it, for models that do not speak of it."""
+
+
 class Dimension(NamedTuple):
     """A dimension of regions."""
 
@@ -352,7 +356,7 @@ def _agreed(said: _Sayings) -> dict[str, _Said]:
                       if name == OBJECT_ROOT and PRIVILEGE in each.members]  # fmt: skip
         found[name] = _same(name, said[name])
         if name == OBJECT_ROOT:
-            privilege = _same(name, privileges).members if privileges else {PRIVILEGE: ClassMember(PRIVILEGE)}
+            privilege = _same(name, privileges).members if privileges else {PRIVILEGE: _UNSAID}
             found[name] = found[name]._replace(members=found[name].members | privilege)
         layer = min(each.layer for each in said[name])
         found[name] = found[name]._replace(layer=layer, since=Map(filter(itemgetter(1), since.items())))
@@ -398,7 +402,8 @@ def _made(
     )
     privilege = next(n for n, each in enumerate(attributes, 1) if each.name == PRIVILEGE)
     names = names.update({f"d:{each.name}": handle for handle, each in enumerate(dimensions, 1)})
-    told = repr((object_classes, attributes, interaction_classes, parameters, *sorted(rates.items()), dimensions))
+    said = [ClassMember(PRIVILEGE) if each is _UNSAID else each for each in attributes]  # saves are of that digest
+    told = repr((object_classes, tuple(said), interaction_classes, parameters, *sorted(rates.items()), dimensions))
     digest = hashlib.sha256(told.encode()).hexdigest()[:32]
     return Fom(object_classes, attributes, interaction_classes, parameters, names, privilege, digest,
                rates=Map(rates), dimensions=dimensions)  # fmt: skip

@@ -63,8 +63,8 @@ def register_object_instance(
         raise ObjectClassNotPublished(
             f"the federate does not publish {kind.name}", hint="Call publish_object_class_attributes first"
         )
-    handle = call.next_handle()
-    name = name or f"HLAobject-{handle}"
+    handle, made = call.next_name("HLAobject", instances.by_name)
+    name = name or made
     if not _is_free(call, name):
         raise ObjectInstanceNameInUse(
             f"an object instance is called {name[:200]!r}, or somebody has reserved that", hint="Take another name"

@@ -22,6 +22,16 @@ def test_a_name_is_one_federates_and_handles_are_never_given_twice(rig: Any) -> 
     assert it.join("a") > first
 
 
+def test_a_federate_without_a_name_gets_a_free_one(rig: Any) -> None:
+    # Given one that has come back under a name that an RTI had made, with a number to come
+    it = rig("a")
+    it.join(f"federate-{it.handles['a'] + 2}")
+    # When others join without a name; Expect them to be joined
+    for _ in range(3):
+        it.join("")
+    assert len(it.execution.members.names) == 5
+
+
 def test_who_has_not_joined_calls_nothing(rig: Any) -> None:
     it = rig("a")
     it.call("a", "resign_federation_execution", "no_action")

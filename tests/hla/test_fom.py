@@ -48,6 +48,20 @@ def test_modules_make_the_same_model_in_whichever_order() -> None:
     assert parsed(base, more).attribute(ship, "position")
 
 
+def test_deletions_go_in_time_stamp_order_unless_a_model_says_otherwise() -> None:
+    # Given models that do not speak of HLAprivilegeToDeleteObject, and one that says an order; Expect the standard's
+    # order, and what is said
+    def order(fom: Fom) -> str:
+        return fom.attributes[fom.privilege - 1].order
+
+    silent = parsed(("base", MODULE % cls(b"Vehicle", b"position")))
+    row = b"<attribute><name>%s</name><order>Receive</order></attribute>" % PRIVILEGE.encode()
+    assert (order(silent), order(parsed())) == ("timestamp", "timestamp")
+    assert order(parsed(("base", MODULE % (row + cls(b"Vehicle", b"position"))))) == "receive"
+    # Expect the digest under which saves of before the rule are filed
+    assert silent.digest == "35478cf12d69f6f0f0a7ffdb602c05b1"
+
+
 def interactions(*classes: bytes, root: bytes = b"") -> bytes:
     return (
         b"<objectModel><interactions><interactionClass><name>HLAinteractionRoot</name>%s%s"

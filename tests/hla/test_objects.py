@@ -86,6 +86,17 @@ def test_names_of_instances_are_given_once(rig: Any) -> None:
     assert it.call("a", "register_object_instance", it.aircraft, "LH1") != aircraft
 
 
+def test_a_name_that_the_rti_makes_is_a_free_one(rig: Any) -> None:
+    # Given instances that a bridge has given names as the RTI makes them, with numbers to come
+    it = rig("a")
+    last = it.aircraft_of("a")
+    for number in range(last + 3, last + 6):
+        it.call("a", "register_object_instance", it.aircraft, f"HLAobject-{number}")
+    # When instances without a name are registered; Expect each to be there, under a name of its own
+    made = [it.call("a", "register_object_instance", it.aircraft) for _ in range(5)]
+    assert len({it.call("a", "get_object_instance_name", each) for each in made}) == 5
+
+
 @pytest.mark.row("H-05")
 def test_who_publishes_nothing_registers_and_sends_nothing(rig: Any) -> None:
     it = rig("a")
