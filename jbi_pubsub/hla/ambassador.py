@@ -173,7 +173,7 @@ class RTIAmbassador(FederateServices, SupportServices):
         own = modules_of(modules)
         self._drop()
         item = self._federation(federation, timeout)
-        token = self._call(item, "join", str, federation, own)
+        token = self._call(item, "join", str, federation, own, [name, resign_action, federate_type])
         self._execution, self._federation_name, self._fom = item, federation, None
         self._learned()
         sock = dial(item.proxy, DATA, self._config.security(), ANSWER_SECONDS)

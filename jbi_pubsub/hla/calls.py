@@ -113,9 +113,10 @@ class Door(Protocol):
         """End a federation. Raises RtiError."""
         ...
 
-    def open(self, name: str, modules: Sequence[Module]) -> str:
-        """A token for a session in which a federate joins, with modules that it brings. Raises
-        FederationExecutionDoesNotExist, ErrorReadingFom, InconsistentFom, RtiInternalError."""
+    def open(self, name: str, modules: Sequence[Module], joining: Sequence[str] = ()) -> str:
+        """A token for a session in which a federate joins, with modules that it brings. `joining`: with which
+        arguments; when these would be refused, nothing of the modules is taken. Raises
+        FederationExecutionDoesNotExist, ErrorReadingFom, InconsistentFom, RtiInternalError, and what a join raises."""
         ...
 
     def modules(self, name: str) -> Layers:
@@ -142,10 +143,10 @@ class Calls:
         self._door.destroy(name)
 
     @exported
-    def join(self, caller: Caller, name: str, modules: list[Module]) -> str:
+    def join(self, caller: Caller, name: str, modules: list[Module], joining: list[str]) -> str:
         self._door.front.allow(caller, "connect", name)
         check_size(modules)
-        return self._door.open(name, modules)
+        return self._door.open(name, modules, joining)
 
     @exported
     def modules(self, caller: Caller, name: str) -> Layers:

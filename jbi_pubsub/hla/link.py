@@ -168,11 +168,11 @@ class RtiLink:
         """Raises RtiInternalError."""
         raise RtiInternalError(f"{name[:200]!r} can't be ended over a link", hint="Do it where its RTI is")
 
-    def open(self, name: str, modules: Sequence[Module]) -> str:
+    def open(self, name: str, modules: Sequence[Module], joining: Sequence[str] = ()) -> str:
         """A token for a session in which a federate joins, with modules that it brings. Raises what the RTI raises,
         FederationExecutionDoesNotExist."""
         self._check(name)
-        return self._tokens.issue(self.ask("join", str, self._federation, modules))
+        return self._tokens.issue(self.ask("join", str, self._federation, modules, joining))
 
     def modules(self, name: str) -> Layers:
         """Modules of the object model. Raises FederationExecutionDoesNotExist."""

@@ -98,11 +98,13 @@ class ServedFederation:
         self.manager.view.brought[handle] = self.brought[session]
         return handle, name
 
-    def extend(self, before: Fom, fom: Fom, kept: list[tuple[str, Execution]]) -> bool:
+    def extend(self, before: Fom, fom: Fom, kept: list[tuple[str, Execution]], joining: Sequence[str]) -> bool:
         """Have an object model with additions, and what was saved of the federation when it had them; not if it has got
-        others since `before`."""
+        others since `before`. Raises what the join of who brings them would raise: so a save is of the model with which
+        it began."""
         if self.model.fom is not before:
             return False
+        rti.call(self.model, self.execution, 0, rti.JOIN, *joining)
         self.model = self.model._replace(fom=fom)
         self.manager.extend(self.model)
         self.keep(kept)
@@ -230,9 +232,10 @@ class RtiServer:
 
         self._community.leave(self._done(act))
 
-    def open(self, name: str, modules: Sequence[Module]) -> str:
-        """A token for a session in which a federate joins. The object model gets what `modules` add. Raises
-        FederationExecutionDoesNotExist, ErrorReadingFom, InconsistentFom, RtiInternalError."""
+    def open(self, name: str, modules: Sequence[Module], joining: Sequence[str] = ()) -> str:
+        """A token for a session in which a federate joins. The object model gets what `modules` add, unless that join,
+        with the arguments `joining`, would be refused. Raises FederationExecutionDoesNotExist, ErrorReadingFom,
+        InconsistentFom, RtiInternalError, and what a join raises."""
         while True:
             found = self._done(lambda: self._federation(name))
             before = found.model.fom
@@ -241,7 +244,7 @@ class RtiServer:
                 return self._tokens.issue((name, tuple(each.name for each in modules)))
             fom = _extended(before, more, name)
             kept = self._saves.of(name, fom.digest)
-            if self._done(lambda: found.extend(before, fom, kept)):  # noqa: B023  # it is done before the next round
+            if self._done(lambda: found.extend(before, fom, kept, joining)):  # noqa: B023  # it is done before the next round
                 self._community.join(self._item(found.item, name, fom.digest))
                 if self._done(lambda: self._federations.get(name)) is not found:
                     self._community.leave(found.item)

@@ -63,7 +63,7 @@ def session(federation: Any, name: str) -> socket.socket:
     finally:
         rti.disconnect()
     client = ControlClient(found.proxy, Security(), timeout=20.0)
-    token = client.call("join", str, name, [])
+    token = client.call("join", str, name, [], [])
     client.close()
     sock = dial(found.proxy, DATA, Security(), 20.0)
     greet(StreamSocket(sock), Hello.of(token))

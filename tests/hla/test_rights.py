@@ -28,7 +28,7 @@ from tests.hla.parties import Federate
 CALLS: dict[str, tuple[Any, ...]] = {
     "rti.create": ("Sea", [Module("sea.xml", b"<objectModel/>")]),
     "rti.destroy": ("Air",),
-    "rti.join": ("Air", []),
+    "rti.join": ("Air", [], []),
     "rti.modules": ("Air",),
     "status.status": (),
     "admin.explain": (Question("connect", "alice"),),
@@ -135,7 +135,7 @@ def test_federations_that_somebody_may_not_join_are_not_named(
     eventually(link.is_there)
     for address in (server.address, link.address):
         client = ControlClient(ServiceRef("", "rti", (address,)), Security(), timeout=20.0)
-        for method, *modules in (("join", []), ("modules",)):
+        for method, *modules in (("join", [], []), ("modules",)):
             # When somebody asks for one that does not exist
             with pytest.raises(FederationExecutionDoesNotExist) as refused:
                 client.call(method, Any, "Air 2" + "x" * 10_000, *modules)

@@ -232,6 +232,37 @@ def test_modules_that_contradict_the_object_model_are_refused_and_add_nothing(
     assert served.status()["federations"][0]["model"] == known
 
 
+def test_modules_of_who_may_not_join_add_nothing(
+    federation: Any, served: RtiServer, join: Callable[..., Federate], module: Callable[..., list[Path]], air: bytes,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    # Given a federation that is being saved
+    one, files = join("one"), module(ships=SHIPS)
+    before = served.status()["federations"][0]["model"]
+    one.rti.request_federation_save("evening")
+    one.until("initiate_federate_save")
+    one.rti.federate_save_begun()
+    # When a federate would join it with modules
+    with pytest.raises(exc.SaveInProgress):
+        join("late", modules=files)
+    one.rti.federate_save_complete()
+    one.until("federation_saved")
+    # or under a name that is in use, or with an action that does not exist
+    with pytest.raises(exc.FederateNameAlreadyInUse):
+        join("one", modules=files)
+    with pytest.raises(exc.InvalidResignAction):
+        join("two", modules=files, resign_action="explode")
+    # Expect the object model to be as it was, and the save to be there after a restart
+    assert served.status()["federations"][0]["model"] == before
+    one.rti.disconnect()
+    served.stop()
+    again = RtiServer(federation.config, saves=tmp_path / "saves", lease=30.0)
+    federation.stack.callback(again.stop)
+    again.start()
+    again.create("Air", [Module("air.xml", air)])
+    assert again.status()["federations"][0]["saves"] == ["evening"]
+
+
 def test_additions_at_the_same_time_are_all_known_and_their_number_is_bounded(
     federation: Any, served: RtiServer, air: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
