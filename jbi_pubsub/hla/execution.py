@@ -44,9 +44,14 @@ def put_entry(table: Map[K, V], key: K, value: V) -> Map[K, V]:
     return table.delete(key) if key in table else table
 
 
+def only_first(table: Map[tuple[int, int], T], first: int) -> Map[tuple[int, int], T]:
+    """What begins so of the table."""
+    return Map({key: value for key, value in table.items() if key[0] == first})
+
+
 def without_first(table: Map[tuple[int, int], T], first: int) -> Map[tuple[int, int], T]:
     """The table without what begins so."""
-    for key in [key for key in table if key[0] == first]:
+    for key in only_first(table, first):
         table = table.delete(key)
     return table
 
@@ -286,11 +291,17 @@ class Message(NamedTuple):
 
 
 class DeletedInstance(NamedTuple):
-    """An instance that was deleted at a time to come, and its owners."""
+    """An instance that was deleted at a time to come, and all that is said of it elsewhere."""
 
     handle: int
     instance: Instance
     owners: Map[int, int]
+    divesting: Map[int, bytes] = Map()
+    claims: Map[int, tuple[Claim, ...]] = Map()
+    declared: Map[int, bool] = Map()
+    orders: Map[tuple[int, int], Order] = Map()
+    transports: Map[tuple[int, int], int] = Map()
+    used: Map[Use, Boxes] = Map()
 
 
 class Sent(NamedTuple):

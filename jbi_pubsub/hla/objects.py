@@ -38,8 +38,10 @@ from .execution import (
     DeletedInstance,
     Handles,
     Instance,
+    Owned,
     ServiceCall,
     Values,
+    only_first,
     put_entry,
     without_first,
 )
@@ -172,28 +174,45 @@ def delete_object_instance(call: ServiceCall, instance: int, tag: bytes = b"", t
         clock.send_as_received(call, _delete(call, instance, tag, time))
         return 0
     retraction = call.next_handle()
-    deleted = DeletedInstance(instance, found, call.execution.owned.owners[instance])
+    deleted = _deleted(call, instance, found)
     clock.send_in_order(call, time, retraction, _delete(call, instance, tag, time, retraction), deleted)
     return retraction
 
 
+def _deleted(call: ServiceCall, instance: int, found: Instance) -> DeletedInstance:
+    """All of an instance that is going to be deleted."""
+    owned, instances = call.execution.owned, call.execution.instances
+    return DeletedInstance(
+        instance, found, owned.owners[instance],
+        divesting=owned.divesting.get(instance, Map()), claims=owned.claims.get(instance, Map()),
+        declared=owned.declared.get(instance, Map()),
+        orders=only_first(instances.orders, instance), transports=only_first(instances.transports, instance),
+        used=regions.uses_of(call, instance, found.known),
+    )  # fmt: skip
+
+
 def reinstate(call: ServiceCall, deleted: DeletedInstance) -> None:
-    """The instance is there again, as its deletion is retracted; who has left has nothing of it. Raises
-    MessageCanNoLongerBeRetracted when its name is taken."""
-    handle, found, owners = deleted
+    """The instance is there again, as its deletion is retracted; who has left has nothing of it, and who has subscribed
+    meanwhile discovers it. Raises MessageCanNoLongerBeRetracted when its name is taken."""
+    handle, found = deleted.handle, deleted.instance
     if not _is_free(call, found.name):
         raise MessageCanNoLongerBeRetracted(
             f"another object instance is called {found.name[:200]!r}", hint="Retract earlier"
         )
     instances, owned, joined = call.execution.instances, call.execution.owned, call.execution.members.joined
     known = Map({each: cls for each, cls in found.known.items() if each in joined})
-    left = Map({each: owner for each, owner in owners.items() if owner in joined})
     call.change(
         "instances",
         by_handle=instances.by_handle.set(handle, found._replace(known=known)),
         by_name=instances.by_name.set(found.name, handle),
-    )
-    call.change("owned", owners=put_entry(owned.owners, handle, left))
+        orders=instances.orders.update(deleted.orders), transports=instances.transports.update(deleted.transports),
+    )  # fmt: skip
+    said = {name: getattr(deleted, name) for name in Owned._fields}
+    call.change("owned", **{name: put_entry(getattr(owned, name), handle, each) for name, each in said.items()})
+    regions.reuse(call, deleted.used)
+    ownership.drop_absent(call, handle)
+    for each in sorted(call.execution.declared.subscribed):
+        discover(call, each, (handle,))
 
 
 def _delete(call: ServiceCall, instance: int, tag: bytes, time: float | None, retraction: int = 0) -> clock.Receivers:

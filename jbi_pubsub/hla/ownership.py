@@ -225,6 +225,20 @@ def lose_unpublished(call: ServiceCall, cls: int, attributes: Handles) -> None:
         transfer.close()
 
 
+def drop_absent(call: ServiceCall, instance: int) -> None:
+    """An instance is there again: who has left meanwhile, or publishes an attribute no more, neither owns it nor waits
+    for it."""
+    known, transfer = call.execution.instances.by_handle[instance].known, Transfer(call, instance)
+    may = {federate: may_own(call, federate, cls) for federate, cls in known.items()}
+    for attribute, claims in call.execution.owned.claims.get(instance, Map()).items():
+        for claim in claims:
+            if attribute not in may.get(claim.federate, ()):
+                transfer.unclaim(claim.federate, (attribute,))
+    owners = call.execution.owned.owners.get(instance, Map())
+    transfer.let_go(sorted(each for each, owner in owners.items() if each not in may.get(owner, ())))
+    transfer.close()
+
+
 def divest_all(call: ServiceCall) -> None:
     """The federate resigns, and leaves what it owns."""
     owners = call.execution.owned.owners

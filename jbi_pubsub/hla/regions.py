@@ -107,10 +107,26 @@ def _before(call: ServiceCall, place: Use) -> Boxes:
     return found or Map()
 
 
+def uses_of(call: ServiceCall, instance: int, federates: Iterable[int]) -> Map[Use, Boxes]:
+    """Uses of federates for updates of an instance."""
+    used = call.execution.regions.used
+    members = call.model.fom.objects[call.execution.instances.by_handle[instance].cls - 1].members
+    places = (("update", one, instance, each) for one in federates for each in members if used)
+    return Map({each: used[each] for each in places if each in used})
+
+
 def forget(call: ServiceCall, instance: int, federates: Iterable[int]) -> None:
     """Regions are used for an instance no more: it is gone, or gone for these federates."""
     regions = call.execution.regions
-    members = call.model.fom.objects[call.execution.instances.by_handle[instance].cls - 1].members
-    for place in (("update", one, instance, each) for one in federates for each in members if regions.used):
-        regions = regions.put(place, Map()) if place in regions.used else regions
+    for place in uses_of(call, instance, federates):
+        regions = regions.put(place, Map())
+    call.execution = call.execution._replace(regions=regions)
+
+
+def reuse(call: ServiceCall, uses: Map[Use, Boxes]) -> None:
+    """Regions are used again as they were, those that are still there, with the bounds that they have now."""
+    regions = call.execution.regions
+    for place, boxes in uses.items():
+        own = regions.made.get(place[1], Map())
+        regions = regions.put(place, Map({each: own[each].committed for each in boxes if each in own}))
     call.execution = call.execution._replace(regions=regions)

@@ -106,6 +106,27 @@ def test_who_subscribes_with_a_region_hears_of_what_is_there() -> None:
     assert it.reflected("owner", aircraft, "west", "east", "all") == ["west", "east", "all"]
 
 
+def test_a_deletion_that_is_taken_back_leaves_an_instance_in_its_regions() -> None:
+    # Given an aircraft in two regions, which is deleted at a time to come
+    it = Sky("owner", "west", "east")
+    it.want("west", it.region("west", 0, 50))
+    it.want("east", it.region("east", 50, 100))
+    here, there = it.region("owner", 10, 20), it.region("owner", 20, 30)
+    aircraft = it.aircraft_in("owner", here, "LH1")
+    it.call("owner", "associate_regions_for_updates", aircraft, ((it.position, there),))
+    it.call("owner", "enable_time_regulation", 1.0)
+    retraction = it.call("owner", "delete_object_instance", aircraft, b"", 5.0)
+    # When one of the regions is deleted, the other one moves, and the deletion is taken back
+    it.call("owner", "delete_region", there)
+    it.move("owner", here, 70, 80)
+    it.call("owner", "retract", retraction)
+    # Expect it to be where the region is now, for who did not know it as well
+    assert it.heard("east") == [discovered(aircraft, it, "LH1")]
+    assert it.reflected("owner", aircraft, "west", "east") == ["east"]
+    it.move("owner", here, 10, 20)
+    assert it.reflected("owner", aircraft, "west", "east") == ["west"]
+
+
 def test_what_has_no_region_is_everywhere() -> None:
     it = Sky("owner", "reader")
     it.want("reader", it.region("reader", 0, 10))

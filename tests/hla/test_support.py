@@ -12,6 +12,7 @@ import pytest
 
 from jbi_pubsub.hla import exceptions as exc
 from jbi_pubsub.hla.advice import SWITCHES
+from jbi_pubsub.hla.fom import BEST_EFFORT
 from jbi_pubsub.hla.proxy import Module
 from jbi_pubsub.hla.server import RtiServer
 from jbi_pubsub.hla.support import FLOAT_TIME, INTEGER_TIME
@@ -288,6 +289,49 @@ def test_a_deletion_is_taken_back(rig: Any) -> None:
     assert [each[0] for each in it.heard("c")] == ["reflect_attribute_values"]
     with pytest.raises(exc.MessageCanNoLongerBeRetracted):
         it.call("a", "retract", retraction)
+
+
+def test_a_deletion_that_is_taken_back_leaves_nothing_out(rig: Any) -> None:
+    # Given an aircraft whose owner has changed the order and the transportation of an attribute, which others wait for
+    it = rig("a", "b", "gone", "late")
+    aircraft = it.aircraft_of("a", "b", "gone", name="LH1")
+    for each in ("b", "gone"):
+        it.call(each, "publish_object_class_attributes", it.aircraft, (it.callsign,))
+        it.call(each, "attribute_ownership_acquisition", aircraft, (it.callsign,), each.encode())
+    it.call("a", "change_attribute_order_type", aircraft, (it.position,), "receive")
+    it.call("a", "request_attribute_transportation_type_change", aircraft, (it.position,), BEST_EFFORT)
+    it.call("a", "enable_time_regulation", 1.0)
+    before = it.execution
+    retraction = it.call("a", "delete_object_instance", aircraft, b"", 5.0)
+    # When one subscribes and one leaves, and then it is taken back
+    it.call("late", "subscribe_object_class_attributes", it.aircraft, (it.position,))
+    it.call("gone", "resign_federation_execution", "no_action")
+    it.forget()
+    it.call("a", "retract", retraction)
+    # Expect all to be as it was, without who has left, and who came late to discover it
+    assert it.heard("late") == [("discover_object_instance", aircraft, it.aircraft, "LH1")]
+    after, b = it.execution, it.handles["b"]
+    assert (after.instances.orders, after.instances.transports) == (before.instances[2], before.instances[4])
+    assert after.owned.owners == before.owned.owners
+    assert [each.federate for each in after.owned.claims[aircraft][it.callsign]] == [b]
+    assert it.call("a", "attribute_ownership_divestiture_if_wanted", aircraft, (it.callsign,)) == (it.callsign,)
+
+
+def test_what_nobody_has_any_more_is_offered_when_a_deletion_is_taken_back(rig: Any) -> None:
+    # Given an aircraft with an attribute of another federate, which stops to publish it while the aircraft is deleted
+    it = rig("a", "b")
+    aircraft = it.aircraft_of("a", "b", name="LH1")
+    it.call("a", "unconditional_attribute_ownership_divestiture", aircraft, (it.callsign,))
+    it.call("b", "publish_object_class_attributes", it.aircraft, (it.callsign,))
+    it.call("b", "attribute_ownership_acquisition", aircraft, (it.callsign,))
+    it.call("a", "enable_time_regulation", 1.0)
+    retraction = it.call("a", "delete_object_instance", aircraft, b"", 5.0)
+    it.call("b", "unpublish_object_class", it.aircraft)
+    it.forget()
+    # When it is taken back; Expect the attribute to be unowned, and offered
+    it.call("a", "retract", retraction)
+    assert it.execution.owned.owner(aircraft, it.callsign) == 0
+    assert it.heard("a") == [("request_attribute_ownership_assumption", aircraft, (it.callsign,), b"")]
 
 
 def test_a_deletion_stays_when_the_name_is_taken(rig: Any) -> None:
