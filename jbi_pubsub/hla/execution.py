@@ -45,7 +45,7 @@ def put_entry(table: Map[K, V], key: K, value: V) -> Map[K, V]:
 
 
 def only_first(table: Map[tuple[int, int], T], first: int) -> Map[tuple[int, int], T]:
-    """What begins so of the table."""
+    """The part of the table that begins so."""
     return Map({key: value for key, value in table.items() if key[0] == first})
 
 

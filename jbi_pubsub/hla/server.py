@@ -233,9 +233,8 @@ class RtiServer:
         self._community.leave(self._done(act))
 
     def open(self, name: str, modules: Sequence[Module], joining: Sequence[str] = ()) -> str:
-        """A token for a session in which a federate joins. The object model gets what `modules` add, unless that join,
-        with the arguments `joining`, would be refused. Raises FederationExecutionDoesNotExist, ErrorReadingFom,
-        InconsistentFom, RtiInternalError, and what a join raises."""
+        """A token for a session in which a federate joins. The object model gets what `modules` add, unless a join with
+        the arguments `joining` would be refused. Raises what that raises, ErrorReadingFom, InconsistentFom."""
         while True:
             found = self._done(lambda: self._federation(name))
             before = found.model.fom
