@@ -202,14 +202,14 @@ def send_in_order(
     when too much waits."""
     receivers = _conveyed(call, receivers)
     clock = call.execution.clock
-    waiting = clock.waiting
+    waiting, leaving = clock.waiting, deleted.instance if deleted is not None else None
     moves = False
     for federate, callback in receivers:
         pace = clock.pace(federate)
         if not pace.is_constrained:
             call.told.append(Notice(federate, callback))
             continue
-        queue = backlog.put(waiting.get(federate, ()), Message(time, retraction, callback))
+        queue = backlog.put(waiting.get(federate, ()), Message(time, retraction, callback, leaving))
         if len(queue) > WAITING_MOST // backlog.CHUNK:
             raise RtiInternalError(
                 "a federate that is to get the message has too many waiting for it",
@@ -225,6 +225,31 @@ def send_in_order(
     call.set_clock(clock._replace(waiting=waiting, sent=sent))
     if moves:  # else nobody's bound depends on what waits for others
         settle(call)
+
+
+def forget(call: ServiceCall, instance: int) -> None:
+    """The federate has forgotten an instance: nothing of it waits for the federate, and nothing is asked back."""
+    clock, federate = call.execution.clock, call.federate
+    held = tuple(each for each in clock.held.get(federate, ()) if not each.is_about(instance))
+    queue = clock.waiting.get(federate, ())
+    left = backlog.without(queue, lambda message: message.callback.is_about(instance))
+    gone = {each.retraction for each in backlog.items(queue) if each.callback.is_about(instance)}
+    sent = clock.sent
+    for sender, own in clock.sent.items() if gone else ():
+        made = (tuple(_not_for(federate, each) if each.retraction in gone else each for each in part) for part in own)
+        sent = sent.set(sender, tuple(made))
+    waiting = put_entry(clock.waiting, federate, left)
+    call.set_clock(clock._replace(held=put_entry(clock.held, federate, held), waiting=waiting, sent=sent))
+    settle(call)
+
+
+def _not_for(federate: int, sent: Sent) -> Sent:
+    """A message that one of its receivers will not get."""
+    deleted = sent.deleted
+    if deleted is not None and federate in deleted.instance.known:
+        known = deleted.instance.known.delete(federate)
+        deleted = deleted._replace(instance=deleted.instance._replace(known=known))
+    return sent._replace(receivers=tuple(each for each in sent.receivers if each != federate), deleted=deleted)
 
 
 # -- grants ---------------------------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ def unsubscribe_object_class_attributes(
 
 def get_update_rate_value_for_attribute(call: ServiceCall, instance: int, attribute: int) -> float:
     """The answer is how often a second the federate wants the attribute at most; 0.0: always (clause 10.14)."""
-    known = call.known_class(instance)
+    known = call.known_class(instance, may_leave=True)
     checked_attributes(known, (attribute,))
     return call.execution.declared.rates.get(call.federate, Map()).get((known.handle, attribute), 0.0)
 

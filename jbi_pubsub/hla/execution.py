@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from immutables import Map
 
-from .backlog import Backlog
+from .backlog import Backlog, items
 from .exceptions import ObjectInstanceNotKnown
 from .fom import Class, Fom, Order
 
@@ -65,6 +65,10 @@ class Callback(NamedTuple):
     """Whether it may be lost on its way to a federate that is slow."""
     rates: tuple[float, ...] = ()
     """Update rates of the reflected values; 0.0: all are wanted. (): of each."""
+
+    def is_about(self, instance: int) -> bool:
+        """Whether it has values of an instance, or removes it."""
+        return self.name != "receive_interaction" and self.arguments[0] == instance
 
 
 CONVEYED: Final = {"reflect_attribute_values": 5, "receive_interaction": 5, "remove_object_instance": 4}
@@ -288,6 +292,8 @@ class Message(NamedTuple):
     time: float
     retraction: int
     callback: Callback
+    instance: Instance | None = None
+    """The one that it removes: until then the federate has values of it, and may ask for its name."""
 
 
 class DeletedInstance(NamedTuple):
@@ -488,9 +494,13 @@ class ServiceCall:
         """The whole clock: what each message and each advance changes goes without the detours of `change`."""
         self.execution = self.execution._replace(clock=clock)
 
-    def known(self, instance: int) -> Instance:
-        """An instance that the federate knows. Raises ObjectInstanceNotKnown."""
+    def known(self, instance: int, *, may_leave: bool = False) -> Instance:
+        """An instance that the federate knows; `may_leave`: or of which it waits for the removal. Raises
+        ObjectInstanceNotKnown."""
         found = self.execution.instances.by_handle.get(instance)
+        if found is None and may_leave:
+            waiting = items(self.execution.clock.waiting.get(self.federate, ()))
+            found = next((of for _, _, told, of in waiting if of is not None and told.is_about(instance)), None)
         if found is None or self.federate not in found.known:
             raise ObjectInstanceNotKnown(
                 f"the federate knows no object instance {instance}",
@@ -499,9 +509,9 @@ class ServiceCall:
             )
         return found
 
-    def known_class(self, instance: int) -> Class:
+    def known_class(self, instance: int, *, may_leave: bool = False) -> Class:
         """The class at which the federate knows an instance. Raises ObjectInstanceNotKnown."""
-        return self.model.fom.objects[self.known(instance).known[self.federate] - 1]
+        return self.model.fom.objects[self.known(instance, may_leave=may_leave).known[self.federate] - 1]
 
     def begin_save(self, label: str, time: float | None) -> None:
         """Everybody is told to save."""

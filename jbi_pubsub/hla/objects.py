@@ -5,7 +5,8 @@ A message:                       sent -> told at once (receive order), or given 
 
 An RTI keeps no values: who wants what was sent before asks the owner for it. Own, where the standard leaves room: an
 instance that is deleted at a logical time is gone for its owner, and its name free, at once; it is there again when the
-deletion is retracted. A name need not be reserved to be taken.
+deletion is retracted. Who waits for that time gets values of it, and may ask what it is. A name need not be reserved to
+be taken.
 """
 
 from __future__ import annotations
@@ -239,19 +240,21 @@ def delete_all(call: ServiceCall) -> None:
 
 
 def local_delete_object_instance(call: ServiceCall, instance: int) -> None:
-    """The federate forgets an instance, until it subscribes to its class anew (clause 6.16)."""
-    found = call.known(instance)
+    """The federate forgets an instance, until it subscribes to its class anew (clause 6.16), and what waits of it."""
+    found, by_handle = call.known(instance, may_leave=True), call.execution.instances.by_handle
     if ownership.has_any(call.execution, call.federate, instance):
         raise FederateOwnsAttributes(
             f"the federate owns attributes of {found.name}, or waits for some", hint="Divest them first"
         )
-    regions.forget(call, instance, (call.federate,))
-    forgotten = found._replace(known=found.known.delete(call.federate))
-    call.change("instances", by_handle=call.execution.instances.by_handle.set(instance, forgotten))
+    if instance in by_handle:
+        regions.forget(call, instance, (call.federate,))
+        forgotten = found._replace(known=found.known.delete(call.federate))
+        call.change("instances", by_handle=by_handle.set(instance, forgotten))
+    clock.forget(call, instance)
 
 
 def get_object_instance_name(call: ServiceCall, instance: int) -> str:
-    return call.known(instance).name
+    return call.known(instance, may_leave=True).name
 
 
 def get_object_instance_handle(call: ServiceCall, name: str) -> int:
@@ -261,7 +264,7 @@ def get_object_instance_handle(call: ServiceCall, name: str) -> int:
 
 
 def get_known_object_class_handle(call: ServiceCall, instance: int) -> int:
-    return call.known(instance).known[call.federate]
+    return call.known(instance, may_leave=True).known[call.federate]
 
 
 # -- values ---------------------------------------------------------------------------------------------------------
@@ -368,7 +371,7 @@ def _reached(
 
 
 def request_attribute_value_update(call: ServiceCall, instance: int, attributes: Handles, tag: bytes = b"") -> None:
-    ask_owners(call, instance, checked_attributes(call.known_class(instance), attributes), tag)
+    ask_owners(call, instance, checked_attributes(call.known_class(instance, may_leave=True), attributes), tag)
 
 
 def request_class_attribute_value_update(call: ServiceCall, cls: int, attributes: Handles, tag: bytes = b"") -> None:

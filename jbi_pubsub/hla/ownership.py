@@ -164,14 +164,14 @@ def cancel_attribute_ownership_acquisition(call: ServiceCall, instance: int, att
 
 
 def query_attribute_ownership(call: ServiceCall, instance: int, attribute: int) -> None:
-    checked_attributes(call.known_class(instance), (attribute,))
+    checked_attributes(call.known_class(instance, may_leave=True), (attribute,))
     owned = call.execution.owned
     is_owned = owned.owner(instance, attribute) != 0 and attribute not in owned.declared.get(instance, Map())
     call.tell(call.federate, "inform_attribute_ownership", instance, attribute, is_owned)
 
 
 def is_attribute_owned_by_federate(call: ServiceCall, instance: int, attribute: int) -> bool:
-    checked_attributes(call.known_class(instance), (attribute,))
+    checked_attributes(call.known_class(instance, may_leave=True), (attribute,))
     return call.execution.owned.owner(instance, attribute) == call.federate
 
 

@@ -21,7 +21,7 @@ def request_attribute_transportation_type_change(
 
 
 def query_attribute_transportation_type(call: ServiceCall, instance: int, attribute: int) -> None:
-    checked_attributes(call.known_class(instance), (attribute,))
+    checked_attributes(call.known_class(instance, may_leave=True), (attribute,))
     found = objects.transportation_of(call, instance, attribute)
     call.tell(call.federate, "report_attribute_transportation_type", instance, attribute, found)
 

@@ -167,6 +167,64 @@ def test_what_is_forgotten_is_discovered_anew(rig: Any) -> None:
     assert [each[0] for each in it.heard("b")] == ["discover_object_instance"]
 
 
+def test_nothing_comes_of_what_is_forgotten(rig: Any) -> None:
+    # Given values and interactions that wait for a constrained federate, in either order
+    it = rig("a", "b")
+    aircraft, other = it.aircraft_of("a", "b"), it.aircraft_of("a")
+    it.call("a", "enable_time_regulation", 1.0)
+    it.call("b", "enable_time_constrained")
+    it.forget()
+    for each in (aircraft, other):
+        it.call("a", "update_attribute_values", each, ((it.callsign, b"now"),))
+        last = it.call("a", "update_attribute_values", each, ((it.position, b"3"),), b"", 3.0)
+    first = it.call("a", "update_attribute_values", aircraft, ((it.position, b"4"),), b"", 4.0)
+    # When it forgets one of the instances, and time goes on
+    it.call("b", "local_delete_object_instance", aircraft)
+    it.call("a", "retract", first)
+    it.call("a", "time_advance_request", 9.0)
+    it.call("b", "time_advance_request", 6.0)
+    # Expect what is of the other one
+    assert it.heard("b") == [
+        ("reflect_attribute_values", other, ((it.callsign, b"now"),), b"", None, 0),
+        ("reflect_attribute_values", other, ((it.position, b"3"),), b"", 3.0, last),
+        ("time_advance_grant", 6.0),
+    ]
+
+
+def test_who_waits_for_a_removal_may_ask_what_it_gets_values_of(rig: Any) -> None:
+    # Given an aircraft that is deleted at 5, of which constrained federates have a value to come
+    it = rig("a", "b", "c")
+    aircraft = it.aircraft_of("a", "b", "c", name="LH1")
+    it.call("a", "enable_time_regulation", 1.0)
+    for each in "bc":
+        it.call(each, "enable_time_constrained")
+    it.call("a", "update_attribute_values", aircraft, ((it.position, b"3"),), b"", 3.0)
+    it.call("a", "delete_object_instance", aircraft, b"", 5.0)
+    it.call("a", "time_advance_request", 9.0)
+    # When they have the value; Expect them to be told what it is of, and that it is not theirs
+    for each in "bc":
+        it.call(each, "time_advance_request", 4.0)
+        assert it.call(each, "get_object_instance_name", aircraft) == "LH1"
+        assert it.call(each, "get_known_object_class_handle", aircraft) == it.aircraft
+        assert not it.call(each, "is_attribute_owned_by_federate", aircraft, it.position)
+    # Expect nobody to acquire it, and who has deleted it not to know it
+    it.call("b", "publish_object_class_attributes", it.aircraft, (it.position,))
+    with pytest.raises(exc.ObjectInstanceNotKnown):
+        it.call("b", "attribute_ownership_acquisition", aircraft, (it.position,))
+    with pytest.raises(exc.ObjectInstanceNotKnown):
+        it.call("a", "get_object_instance_name", aircraft)
+    # When one forgets it; Expect the other one alone to be told of its removal
+    it.call("c", "local_delete_object_instance", aircraft)
+    it.forget()
+    for each in "bc":
+        it.call(each, "time_advance_request", 6.0)
+    assert [each[0] for each in it.heard("b")] == ["remove_object_instance", "time_advance_grant"]
+    assert [each[0] for each in it.heard("c")] == ["time_advance_grant"]
+    for each in "bc":
+        with pytest.raises(exc.ObjectInstanceNotKnown):
+            it.call(each, "get_object_instance_name", aircraft)
+
+
 def test_many_attributes_and_instances_stay_workable() -> None:
     # Given a class of 20,000 attributes
     from jbi_pubsub.hla import rti

@@ -317,6 +317,18 @@ def test_a_deletion_that_is_taken_back_leaves_nothing_out(rig: Any) -> None:
     assert it.call("a", "attribute_ownership_divestiture_if_wanted", aircraft, (it.callsign,)) == (it.callsign,)
 
 
+def test_who_has_forgotten_an_instance_discovers_it_anew_when_its_deletion_is_taken_back(rig: Any) -> None:
+    it = rig("a", "b")
+    aircraft = it.aircraft_of("a", "b", name="LH1")
+    it.call("a", "enable_time_regulation", 1.0)
+    it.call("b", "enable_time_constrained")
+    retraction = it.call("a", "delete_object_instance", aircraft, b"", 5.0)
+    it.call("b", "local_delete_object_instance", aircraft)
+    it.forget()
+    it.call("a", "retract", retraction)
+    assert it.heard("b") == [("discover_object_instance", aircraft, it.aircraft, "LH1")]
+
+
 def test_what_nobody_has_any_more_is_offered_when_a_deletion_is_taken_back(rig: Any) -> None:
     # Given an aircraft with an attribute of another federate, which stops to publish it while the aircraft is deleted
     it = rig("a", "b")
