@@ -18,8 +18,14 @@ from jbi_pubsub.spark.session import open_session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# The first compiler tier and the simplest collector: a test ends before the others pay.
-QUICK_JVM = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+# The first compiler tier, the simplest collector, and plans that are run as they are, not compiled: a test ends before
+# the others pay. What users have is in test_clusters.py and in the pages of the documentation.
+QUICK_JVM = {
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.codegen.wholeStage": "false",
+}
 
 
 @pytest.fixture(scope="session", autouse=True)
