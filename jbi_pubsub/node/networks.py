@@ -101,7 +101,8 @@ class NodeNetworks:
             )  # fmt: skip
             undo.callback(self._network.stop)
             self._twin = twin
-            own = self._own = JbiPlatform(f"node-{name}", config, ("node", name), bridge)
+            # by its id: names are for people, and two nodes may have one
+            own = self._own = JbiPlatform(f"node-{identity.id[:8]}", config, ("node", name), bridge)
             undo.callback(own.close)
             self._mirror = _mirror(own, self.infosphere, bridge)
             self._persistence = _persistence(config, identity, self.infosphere, server.delegate, area)

@@ -73,10 +73,12 @@ class NodesOnNetworks:
         *,
         key: str = "",
         config: Config | None = None,
+        called: str = "",
         **node: Any,
     ) -> NodeService:
-        """A node on some networks, with a file for their key, and changes to [node]; `config`: of all else."""
-        section = NodeSection(folder=str(self._folder / name), name=name, **{
+        """A node on some networks, with a file for their key, and changes to [node]; `config`: of all else; `called`:
+        its name, where that is not the one that it has here."""
+        section = NodeSection(folder=str(self._folder / name), name=called or name, **{
             "archive": False, "announce_seconds": 0.2, "node_timeout": 2.0, "sequence_timeout": 3.0,
             "statistics_seconds": 0.0, **node,
         })  # fmt: skip
