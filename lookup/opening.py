@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -23,13 +23,13 @@ def open_lookup(
     access: AccessPolicy | None = None,
     *,
     destroyed: Callable[[], None] = lambda: None,
-    has_gone: Callable[[ServiceItem], bool] = lambda _: False,
+    gone: Callable[[Sequence[ServiceItem]], Container[str]] = lambda _: (),
 ) -> LookupServer:
-    """A lookup service with its state restored. `access` is its own, and closed if it comes to nothing. `has_gone` says
-    of what items whoever registered them is known to be no more: their leases end. Raises StorageError, PortInUseError,
-    ConfigurationError."""
+    """A lookup service with its state restored. `access` is its own, and closed if it comes to nothing. `gone` says
+    the ids of those items whose registrants are known to be no more: their leases end. Raises StorageError,
+    PortInUseError, ConfigurationError."""
     try:
-        return _open(config, access, destroyed, has_gone)
+        return _open(config, access, destroyed, gone)
     except JbiError:
         if access is not None:
             access.close()
@@ -40,7 +40,7 @@ def _open(
     config: Config,
     access: AccessPolicy | None,
     destroyed: Callable[[], None],
-    has_gone: Callable[[ServiceItem], bool],
+    gone: Callable[[Sequence[ServiceItem]], Container[str]],
 ) -> LookupServer:
     section = config.lookup
     if not section.state:
@@ -50,7 +50,8 @@ def _open(
     try:
         now = time.monotonic()
         kept = store.recover(now, time.time(), boot=boot_id())
-        items = tuple(replace(each, expires=now) if has_gone(each.item) else each for each in kept.items)
+        ended = gone([each.item for each in kept.items])
+        items = tuple(replace(each, expires=now) if each.item.service_id in ended else each for each in kept.items)
         registrar = Registrar(
             groups=section.groups, locators=section.locators, port=section.port, log=store, stall=STALL_SECONDS
         )

@@ -16,7 +16,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -202,19 +202,22 @@ class NodeReporter(Protocol):
 
 
 def _looking_up(config: Config, access: AccessPolicy | None, destroyed: Callable[[], None], node: str) -> LookupServer:
-    """Nobody relays any more what this node did when it was killed, and its delegate of then is gone."""
+    """Nobody relays any more what this node did when it was killed, and nobody is where its delegate of then was."""
     delegate = NodeEntry(id=node).rep()
 
-    def has_gone(item: ServiceItem) -> bool:
-        if any(matches(delegate, each) for each in item.entries):
-            return True
+    def is_relayed(item: ServiceItem) -> bool:
         try:
             origin = origin_of(item.entries)
         except EntryError:
             return False
-        return origin is not None and bridge_name(origin.bridge) == node
+        return origin is not None and bridge_name(origin.bridge).partition(".")[0] == node  # behind "." is an area
 
-    return open_lookup(config, access, destroyed=destroyed, has_gone=has_gone)
+    def gone(items: Sequence[ServiceItem]) -> set[str]:
+        delegates = [each for each in items if any(matches(delegate, entry) for entry in each.entries)]
+        addresses = {address for each in delegates for address in each.proxy.endpoints}
+        return {each.service_id for each in items if addresses & set(each.proxy.endpoints) or is_relayed(each)}
+
+    return open_lookup(config, access, destroyed=destroyed, gone=gone)
 
 
 def _disseminating(

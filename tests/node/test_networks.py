@@ -431,10 +431,12 @@ def test_objects_go_in_the_mode_that_their_publisher_says(nodes: NodesOnNetworks
     publisher.adapter.close()
 
 
+@pytest.mark.parametrize("area", ["", "A"])
 def test_a_node_that_was_killed_relays_again_as_soon_as_it_is_back(
-    nodes: NodesOnNetworks, figures: Any, tmp_path: Path, eventually: Callable[..., Any]
+    nodes: NodesOnNetworks, figures: Any, tmp_path: Path, eventually: Callable[..., Any], area: str
 ) -> None:
     # Given a node that relays what another one publishes, and is killed: its lookup service has that listed still
+    nodes.areas = {"lab": area}
     alpha, bravo = nodes.start("alpha"), nodes.start("bravo")
     publisher = Publisher(alpha, figures)
     assert bravo.lookup is not None

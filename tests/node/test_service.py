@@ -24,7 +24,7 @@ from jbi_pubsub.core.errors import ConfigurationError, JbiError, PortInUseError,
 from jbi_pubsub.core.node_sections import GatewaySection
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security, split_endpoint
-from jbi_pubsub.lookup.item import ServiceTemplate
+from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.node.identity import IDENTITY, LOCK, RUNNING, NodeFolder, NodeProcess, is_held, running
 from jbi_pubsub.node.service import NodeEntry, NodeService, Parts
 from jbi_pubsub.protocol.services import STATUS, fetch_status
@@ -266,24 +266,28 @@ def test_what_a_killed_node_has_said_is_gone_with_the_next_one(tmp_path: Path) -
 def test_the_delegate_of_a_killed_node_is_not_listed_beside_that_of_the_next_one(
     node: Callable[..., NodeService], tmp_path: Path
 ) -> None:
-    # Given a node that was killed: what it had listed stands in its folder
+    # Given a node that was killed: what it had listed stands in its folder, and what publishers registered there
     first = node()
     state = tmp_path / "node" / "registrations.db"
 
-    def listed(service: NodeService) -> set[str]:
+    def listed(service: NodeService, template: ServiceTemplate) -> list[ServiceItem]:
         with PublisherAdapterLight(of(service)) as client:
-            found = client._joined().lookup(ServiceTemplate(entries=(NodeEntry().rep(),)), timeout=20.0)
-        return {each.proxy.service_id for each in found}
+            return client._joined().lookup(template, timeout=20.0)
 
-    (before,) = eventually(lambda: listed(first))
-    kept = {each: each.read_bytes() for each in state.parent.glob("registrations.db*")}
+    delegate, anything = ServiceTemplate(entries=(NodeEntry().rep(),)), ServiceTemplate()
+    (before,) = eventually(lambda: listed(first, delegate))
+    with PublisherAdapterLight(of(first)) as publisher:
+        publisher.register_publisher(publisher.connect_to_delegate(), type_name="acme.Track", validate=False)
+        eventually(lambda: sum(each.proxy.endpoints == before.proxy.endpoints for each in listed(first, anything)) > 1)
+        kept = {each: each.read_bytes() for each in state.parent.glob("registrations.db*")}
     first.stop(0.0)
     for each, data in kept.items():
         each.write_bytes(data)
     # When it is started again, expect nobody to be led to the one of before, which would not answer
     again = node()
-    (found,) = eventually(lambda: listed(again), timeout=20.0)
-    assert found != before
+    (found,) = eventually(lambda: listed(again, delegate), timeout=20.0)
+    assert found.service_id != before.service_id
+    assert {each.proxy.endpoints for each in listed(again, anything)} & {before.proxy.endpoints} == set()
 
 
 @pytest.mark.parametrize("pid", [-1, 0, 1 << 31, "x", None])
