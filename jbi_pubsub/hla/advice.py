@@ -16,7 +16,7 @@ from immutables import Map
 from .exceptions import InvalidArgument
 from .execution import Execution, ServiceCall, put_entry
 from .fom import Fom
-from .regions import reaches
+from .regions import is_passive, reaches
 
 Pair = tuple[int, int]
 
@@ -60,24 +60,21 @@ def _tell(call: ServiceCall, federate: int, callback: str, pairs: set[Pair]) -> 
 def _wanted_classes(fom: Fom, execution: Execution, federate: int, _: Iterable[int]) -> Iterator[Pair]:
     """Classes of which a federate publishes attributes that another one subscribes to."""
     declared = execution.declared
-    others = [
-        (each, declared.passive.get(other, Map())) for other, each in declared.subscribed.items() if other != federate
-    ]
+    others = [(other, each) for other, each in declared.subscribed.items() if other != federate]
     for cls, attributes in declared.published.get(federate, Map()).items():
         above = fom.objects[cls - 1].above
         if any(
-            each in attributes and ("o", at, each) not in passive
-            for wanted, passive in others for at in above for each in wanted.get(at, ())
+            each in attributes and not is_passive(execution, other, at, each)
+            for other, wanted in others for at in above for each in wanted.get(at, ())
         ):  # fmt: skip
             yield cls, 0
 
 
 def _heard_classes(fom: Fom, execution: Execution, federate: int, _: Iterable[int]) -> Iterator[Pair]:
     """Interaction classes that a federate publishes, and another one subscribes to."""
-    hears, passive = execution.declared.hears.items(), execution.declared.passive
     heard = {
-        cls for other, classes in hears if other != federate
-        for cls in classes if ("i", cls, 0) not in passive.get(other, ())
+        cls for other, classes in execution.declared.hears.items() if other != federate
+        for cls in classes if not is_passive(execution, other, cls)
     }  # fmt: skip
     for cls in execution.declared.sends.get(federate, ()):
         if not heard.isdisjoint(fom.interactions[cls - 1].above):
@@ -101,11 +98,11 @@ def _in_scope(_: Fom, execution: Execution, federate: int, handles: Iterable[int
 
 def _relevant(_: Fom, execution: Execution, federate: int, handles: Iterable[int]) -> Iterator[Pair]:
     """Attributes that a federate owns, and another one gets values of, who says so."""
-    by_handle, passive = execution.instances.by_handle, execution.declared.passive
+    by_handle = execution.instances.by_handle
     return (
         (at, each) for at in handles for other in execution.declared.subscribed
         for each, owner in _reflected(execution, other, at)
-        if owner == federate and ("o", by_handle[at].known[other], each) not in passive.get(other, ())
+        if owner == federate and not is_passive(execution, other, by_handle[at].known[other], each)
     )  # fmt: skip
 
 

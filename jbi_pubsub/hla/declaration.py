@@ -41,12 +41,12 @@ def subscribe_object_class_attributes(
 ) -> None:  # fmt: skip
     """The federate hears of instances of the class and those below it, and of these attributes; adds to what it
     subscribes to, and says of these anew how often it wants them, and whether others are advised of it (clause 5.6).
-    `areas`: their regions."""
+    `areas`: their regions, each of which has its own answer to that."""
     hertz = update_rate(call.model.fom, rate) if rate else 0.0
-    regions.use(call, "subscribed", cls, areas or dict.fromkeys(attributes, regions.DEFAULT))
+    areas = areas or dict.fromkeys(attributes, regions.DEFAULT)
+    regions.use(call, "subscribed", cls, areas)
     _add(call, "subscribed", cls, attributes)
-    _note(call, "rates", {(cls, each): hertz for each in attributes})
-    _note(call, "passive", {("o", cls, each): passive for each in attributes})
+    _say(call, cls, areas, hertz, passive=passive)
     objects.discover(call, call.federate, call.execution.instances.by_handle, cls)
 
 
@@ -58,17 +58,23 @@ def unsubscribe_object_class_attributes(
     call: ServiceCall, cls: int, attributes: Handles, areas: Mapping[int, Boxes] | None = None
 ) -> None:
     """The federate hears nothing of these attributes, but in other regions."""
-    gone = regions.unuse(call, "subscribed", cls, areas or dict.fromkeys(attributes, regions.DEFAULT))
-    gone = _take_out(call, "subscribed", cls, gone)
-    _note(call, "rates", {(cls, each): 0.0 for each in gone})
-    _note(call, "passive", {("o", cls, each): False for each in gone})
+    areas = areas or dict.fromkeys(attributes, regions.DEFAULT)
+    _take_out(call, "subscribed", cls, regions.unuse(call, "subscribed", cls, areas))
+    _say(call, cls, areas, 0.0, passive=False)
 
 
 def get_update_rate_value_for_attribute(call: ServiceCall, instance: int, attribute: int) -> float:
     """The answer is how often a second the federate wants the attribute at most; 0.0: always (clause 10.14)."""
     known = call.known_class(instance, may_leave=True)
     checked_attributes(known, (attribute,))
-    return call.execution.declared.rates.get(call.federate, Map()).get((known.handle, attribute), 0.0)
+    return regions.rate_of(call.execution, call.federate, known.handle, attribute)
+
+
+def _say(call: ServiceCall, cls: int, areas: Mapping[int, Boxes], rate: float, *, passive: bool) -> None:
+    """Note how often the federate wants attributes, and whether others are advised of it, in each of their regions."""
+    uses = [(each, area) for each, boxes in areas.items() for area in boxes]
+    _note(call, "rates", {(cls, *use): rate for use in uses})
+    _note(call, "passive", {("o", cls, *use): passive for use in uses})
 
 
 def _note(call: ServiceCall, table: str, said: dict[Any, float | bool]) -> None:
@@ -85,8 +91,8 @@ def _add(call: ServiceCall, table: str, cls: int, attributes: Handles) -> None:
     wanted = checked_attributes(object_class(call.model.fom, cls), attributes)
     declared = getattr(call.execution.declared, table)
     own = declared.get(call.federate, Map())
-    whole = tuple(sorted({*own.get(cls, ()), *wanted}))
-    call.change("declared", **{table: declared.set(call.federate, own.set(cls, whole))})
+    whole = put_entry(own, cls, tuple(sorted({*own.get(cls, ()), *wanted})))
+    call.change("declared", **{table: put_entry(declared, call.federate, whole)})
 
 
 def _take_out(call: ServiceCall, table: str, cls: int, attributes: Handles) -> Handles:
@@ -118,13 +124,13 @@ def subscribe_interaction_class(
     (clause 5.8). `boxes`: in which regions."""
     regions.use(call, "hears", cls, {0: boxes})
     _set_class(call, "hears", cls, is_in=True)
-    _note(call, "passive", {("i", cls, 0): passive})
+    _note(call, "passive", {("i", cls, 0, area): passive for area in boxes})
 
 
 def unsubscribe_interaction_class(call: ServiceCall, cls: int, boxes: Boxes = regions.DEFAULT) -> None:
     if regions.unuse(call, "hears", cls, {0: boxes}):
         _set_class(call, "hears", cls, is_in=False)
-        _note(call, "passive", {("i", cls, 0): False})
+    _note(call, "passive", {("i", cls, 0, area): False for area in boxes})
 
 
 def _set_class(call: ServiceCall, table: str, cls: int, *, is_in: bool) -> None:

@@ -177,10 +177,11 @@ class Declared(NamedTuple):
     """Advisories that a federate gets."""
     conveyed: Map[int, bool] = Map()
     """Federates who are told by whom something was sent."""
-    passive: Map[int, Map[tuple[str, int, int], bool]] = Map()
-    """Subscriptions of which nobody is advised: "o", a class and an attribute, or "i", an interaction class and 0."""
-    rates: Map[int, Map[tuple[int, int], float]] = Map()
-    """Update rates, by object class and attribute, where a federate has subscribed with one."""
+    passive: Map[int, Map[tuple[str, int, int, int], bool]] = Map()
+    """Subscriptions of which nobody is advised: "o", a class, an attribute and a region (0: without), or "i", an
+    interaction class, 0 and a region."""
+    rates: Map[int, Map[tuple[int, int, int], float]] = Map()
+    """Update rates, by object class, attribute and region, where a federate has subscribed with one."""
 
     def without(self, federate: int) -> Declared:
         """After it has left."""

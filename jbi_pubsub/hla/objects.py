@@ -322,9 +322,10 @@ def interactions_go_by(call: ServiceCall, federate: int, kind: Class) -> int:
 
 def _with_rates(call: ServiceCall, to: int, callback: Callback) -> Callback:
     """A reflection that may be lost, and the update rates of its receiver."""
-    wanted, (instance, values, *_) = call.execution.declared.rates.get(to), callback.arguments
+    instance, values, *_ = callback.arguments
     at = call.execution.instances.by_handle[instance].known[to]
-    rates = tuple(wanted.get((at, each), 0.0) for each, _ in values) if wanted else ()
+    has_any = to in call.execution.declared.rates
+    rates = tuple(regions.rate_of(call.execution, to, at, each) for each, _ in values) if has_any else ()
     return callback._replace(is_best_effort=True, rates=rates)
 
 

@@ -15,7 +15,7 @@ from typing import Final
 from immutables import Map
 
 from .exceptions import RtiInternalError
-from .execution import Box, Boxes, Handles, Regions, ServiceCall, Use
+from .execution import Box, Boxes, Execution, Handles, Regions, ServiceCall, Use
 
 DEFAULT: Final[Boxes] = Map({0: ()})
 """The default region alone."""
@@ -68,6 +68,28 @@ def reaches(regions: Regions, owner: int, instance: int, attribute: int, reader:
     wanted = regions.used.get(("subscribed", *reader, attribute))
     sent = regions.used.get(("update", owner, instance, attribute), DEFAULT)
     return wanted is None or (owner != 0 and meets(sent, wanted))
+
+
+def is_passive(execution: Execution, federate: int, cls: int, attribute: int = 0) -> bool:
+    """Whether nobody is advised of a federate's subscription to an attribute, or to an interaction class: those in all
+    of its regions are passive."""
+    passive = execution.declared.passive.get(federate)
+    if passive is None:
+        return False
+    kind, what = ("subscribed", "o") if attribute else ("hears", "i")
+    areas = execution.regions.used.get((kind, federate, cls, attribute), DEFAULT)
+    return all((what, cls, attribute, area) in passive for area in areas)
+
+
+def rate_of(execution: Execution, federate: int, cls: int, attribute: int) -> float:
+    """How many values of an attribute a second a federate wants at most; the highest rate of all of its regions counts.
+    0.0: all."""
+    rates = execution.declared.rates.get(federate)
+    if rates is None:
+        return 0.0
+    areas = execution.regions.used.get(("subscribed", federate, cls, attribute), DEFAULT)
+    said = [rates.get((cls, attribute, area), 0.0) for area in areas]
+    return max(said) if all(said) else 0.0
 
 
 # -- uses -----------------------------------------------------------------------------------------------------------

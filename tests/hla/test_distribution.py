@@ -194,6 +194,49 @@ def test_the_lowest_class_that_is_subscribed_to_counts() -> None:
     assert it.heard("reader") == [discovered(aircraft, it, "LH1")]
 
 
+def test_a_passive_subscription_with_a_region_leaves_the_active_one_active() -> None:
+    # Given an owner with all advisories, and a reader of all
+    it = Sky("owner", "reader")
+    for switch in ("object_class_relevance", "attribute_relevance", "interaction_relevance"):
+        it.call("owner", "set_advisory_switch", switch, True)
+    it.aircraft_in("owner", it.region("owner", 0, 50))
+    it.call("owner", "publish_interaction_class", it.radio)
+    it.call("reader", "subscribe_object_class_attributes", it.aircraft, (it.position,))
+    it.call("reader", "subscribe_interaction_class", it.radio)
+    assert len(it.heard("owner")) == 3
+    # When it subscribes passively with a region as well, and ends that
+    area = it.region("reader", 0, 50)
+    pairs = ((it.position, area),)
+    it.call("reader", "subscribe_object_class_attributes_with_regions", it.aircraft, pairs, "", True)
+    it.call("reader", "subscribe_interaction_class_with_regions", it.radio, (area,), True)
+    assert it.heard("owner") == []
+    # Expect nothing to be told before the active ones have ended, whichever end first
+    it.call("reader", "unsubscribe_object_class_attributes", it.aircraft, (it.position,))
+    it.call("reader", "unsubscribe_interaction_class", it.radio)
+    assert sorted(each[0] for each in it.heard("owner")) == [
+        "stop_registration_for_object_class", "turn_interactions_off", "turn_updates_off_for_object_instance",
+    ]  # fmt: skip
+    it.call("reader", "unsubscribe_object_class_attributes_with_regions", it.aircraft, pairs)
+    it.call("reader", "unsubscribe_interaction_class_with_regions", it.radio, (area,))
+    assert it.heard("owner") == []
+    assert not it.execution.declared.passive
+
+
+def test_a_rate_in_a_region_bounds_no_other_subscription() -> None:
+    it = Sky("owner", "reader")
+    rates = b"<updateRates><updateRate><name>Low</name><rate>2</rate></updateRate></updateRates></objectModel>"
+    it.model = FederationModel(parsed(("sky.xml", SKY.replace(b"</objectModel>", rates))))
+    aircraft, area = it.aircraft_in("owner", it.region("owner", 0, 50)), it.region("reader", 0, 50)
+    it.call("reader", "subscribe_object_class_attributes_with_regions", it.aircraft, ((it.position, area),), "Low")
+    assert it.call("reader", "get_update_rate_value_for_attribute", aircraft, it.position) == 2.0
+    # When it subscribes to all without a rate, and ends that
+    it.call("reader", "subscribe_object_class_attributes", it.aircraft, (it.position,))
+    assert it.call("reader", "get_update_rate_value_for_attribute", aircraft, it.position) == 0.0
+    it.call("reader", "unsubscribe_object_class_attributes", it.aircraft, (it.position,))
+    # Expect the other one to be as before
+    assert it.call("reader", "get_update_rate_value_for_attribute", aircraft, it.position) == 2.0
+
+
 def test_values_are_asked_for_in_regions() -> None:
     it = Sky("owner", "reader")
     aircraft = it.aircraft_in("owner", it.region("owner", 50, 60))

@@ -35,6 +35,19 @@ def test_only_what_is_subscribed_to_is_reflected(rig: Any) -> None:
     assert it.heard("one") == []
 
 
+def test_a_subscription_to_no_attributes_is_none(rig: Any) -> None:
+    # Given a federate that subscribes to a class, and to no attributes of the one below it, or of any
+    it = rig("a", "b", "c")
+    it.call("a", "publish_object_class_attributes", it.aircraft, (it.position,))
+    it.call("b", "subscribe_object_class_attributes", it.vehicle, (it.position,))
+    for each in "bc":
+        it.call(each, "subscribe_object_class_attributes", it.aircraft, ())
+    # When an instance is registered; Expect it to be discovered where it has attributes
+    aircraft = it.call("a", "register_object_instance", it.aircraft, "LH1")
+    assert it.heard("b") == [("discover_object_instance", aircraft, it.vehicle, "LH1")]
+    assert it.heard("c") == []
+
+
 @pytest.mark.row("H-06", "H-08")
 def test_who_comes_late_discovers_and_asks_for_values(rig: Any) -> None:
     it = rig("owner")

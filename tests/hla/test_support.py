@@ -134,19 +134,21 @@ def holds(it: Any, me: int) -> dict[str, set[Any]]:
             for attribute in declared.publishes(me, cls.handle):
                 if any(
                     attribute in declared.subscribed.get(other, {}).get(above, ())
-                    and ("o", above, attribute) not in declared.passive.get(other, {})
+                    and ("o", above, attribute, 0) not in declared.passive.get(other, {})
                     for above in cls.above
                 ):
                     found["class"].add(cls.handle)
         for cls in fom.interactions if other != me else ():
-            hears = {at for at in declared.hears.get(other, ()) if ("i", at, 0) not in declared.passive.get(other, {})}
+            hears = {
+                at for at in declared.hears.get(other, ()) if ("i", at, 0, 0) not in declared.passive.get(other, {})
+            }
             if cls.handle in declared.sends.get(me, ()) and any(above in hears for above in cls.above):
                 found["interaction"].add(cls.handle)
         for handle, instance in it.execution.instances.by_handle.items():
             at = instance.known.get(other)
             for attribute in declared.subscribed.get(other, {}).get(at, ()):
                 owner = owned.owner(handle, attribute)
-                is_silent = owner == me and ("o", at, attribute) in declared.passive.get(other, {})
+                is_silent = owner == me and ("o", at, attribute, 0) in declared.passive.get(other, {})
                 if owner and owner != other and me in (owner, other) and not is_silent:
                     found["relevant" if owner == me else "scope"].add((handle, attribute))
     return found
