@@ -82,8 +82,8 @@ def is_passive(execution: Execution, federate: int, cls: int, attribute: int = 0
 
 
 def rate_of(execution: Execution, federate: int, cls: int, attribute: int) -> float:
-    """How many values of an attribute a second a federate wants at most; the highest rate of all of its regions counts.
-    0.0: all."""
+    """Number of values of an attribute a second that a federate wants at most, by the highest rate of its regions; 0.0:
+    all."""
     rates = execution.declared.rates.get(federate)
     if rates is None:
         return 0.0
