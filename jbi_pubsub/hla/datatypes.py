@@ -81,7 +81,8 @@ class Types(NamedTuple):
         found = self.get(name)
         if found is None:
             raise NameNotFound(
-                f"no data type {name[:200]!r} in the object model", hint=near_hint(name, sorted(self.said))
+                f"no data type {name[:200]!r} in the object model",
+                hint=near_hint(name, sorted({*self.said, *STANDARD})),
             )
         if found.layout is None:
             raise ErrorReadingFom(
@@ -191,12 +192,17 @@ _VARIANTS: Final = {
 }  # fmt: skip
 
 
+def number_of(said: str) -> int:
+    """Number of an enumerator, in decimal (`010` is ten) or as `0x1F`. Raises ValueError."""
+    return int(said) if said.lstrip("+-").isdecimal() else int(said, 0)
+
+
 def _enumerators(element: Element) -> dict[str, int] | None:
     """Numbers by names; None: one has several values, or none."""
     names = {}
     for each in children(element, "enumerator"):
         try:
-            names[text_of(each, "name")] = int(text_of(each, "value"), 0)
+            names[text_of(each, "name")] = number_of(text_of(each, "value"))
         except ValueError:
             return None
     return names

@@ -25,7 +25,7 @@ from typing import Final, Literal, NamedTuple, NoReturn, TypeVar
 
 from immutables import Map
 
-from jbi_pubsub.core.near import near_hint
+from jbi_pubsub.core.near import near_hint, near_name
 from jbi_pubsub.core.xml import Element
 
 from . import datatypes
@@ -165,7 +165,7 @@ class Fom(NamedTuple):
         found = self.names.get(kind + name) or self.names.get(f"{kind}{root}.{name}")
         if found is None:
             known = sorted(each[2:] for each in self.names if each.startswith(kind))
-            raise NameNotFound(f"no {what} {name[:200]!r} in the object model", hint=near_hint(name, known))
+            raise NameNotFound(f"no {what} {name[:200]!r} in the object model", hint=_meant(name, known))
         return found
 
 
@@ -174,7 +174,14 @@ def _member(cls: Class, members: tuple[ClassMember, ...], name: str, what: str) 
         if members[handle - 1].name == name:
             return handle
     known = sorted(members[handle - 1].name for handle in cls.members)
-    raise NameNotFound(f"{cls.name} has no {what} {name[:200]!r}", hint=near_hint(name, known))
+    raise NameNotFound(f"{cls.name} has no {what} {name[:200]!r}", hint=_meant(name, known))
+
+
+def _meant(name: str, known: list[str]) -> str:
+    """Hint at the known name that was meant, also without the classes above it or in other letters."""
+    forms = {each.rpartition(".")[2].lower(): each for each in known} | {each.lower(): each for each in known}
+    near = near_name(name.lower(), forms, 0.7)
+    return f"Did you mean {forms[near]}?" if near else near_hint(name, known)
 
 
 def object_class(fom: Fom, cls: int) -> Class:

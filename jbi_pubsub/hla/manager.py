@@ -61,6 +61,7 @@ class MomManager:
                        if each.name.startswith(INTERACTIONS) and each.name.count(".") > 3}  # fmt: skip
         self._seen = self._begun(execution) if all(self._classes) else execution
         """The federation of which all is told."""
+        self._seen_model = model
         self.view = MomView(model, self._seen)
         self._due: dict[int, float] = {}
         self._watched: tuple[object, bool] = (None, False)
@@ -173,7 +174,7 @@ class MomManager:
             if seen.clock.paces is not after.clock.paces or seen.declared.conveyed is not after.declared.conveyed:
                 for each in joined:
                     self._tell_changed(call, each, CONDITIONAL)
-        self._seen = call.execution
+        self._seen, self._seen_model = call.execution, self._model
 
     def _registered(self, call: ServiceCall, federate: int) -> int:
         name = f"HLAmanager.HLAfederate-{federate}" if federate else "HLAmanager.HLAfederation"
@@ -191,9 +192,9 @@ class MomManager:
 
     def _tell_changed(self, call: ServiceCall, federate: int, names: Iterable[str]) -> None:
         table = FEDERATE if federate else FEDERATION
-        self.view.execution = self._seen
+        self.view.execution, self.view.model = self._seen, self._seen_model
         old = {each: table[each](self.view, federate) for each in names}
-        self.view.execution = call.execution
+        self.view.execution, self.view.model = call.execution, self._model
         self._update(call, federate, [each for each in old if table[each](self.view, federate) != old[each]])
 
     def _update(self, call: ServiceCall, federate: int, names: Iterable[str]) -> None:

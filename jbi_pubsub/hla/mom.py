@@ -25,6 +25,7 @@ from .exceptions import InvalidArgument, RtiError
 from .execution import RTI, Execution, FederationModel, Handles, ServiceStep, Values
 from .fom import BEST_EFFORT, RELIABLE, ClassMember, Fom, parsed
 from .proxy import Module
+from .regions import is_passive
 from .support import FLOAT_TIME
 
 log = logging.getLogger("jbi_pubsub.hla")
@@ -139,6 +140,8 @@ class MomView:
 
     def note(self, federate: int, service: str, given: Sequence[Any], step: ServiceStep) -> bool:
         """Count a service that was done, and what was told by it; whether the RTI itself was told something."""
+        if self.execution.saving.is_restore and not step.execution.saving.label:
+            self._restore(step.execution)
         if service in _ENDING or len(self._noted) > NOTED_MOST:
             self._settle()
         if service in _COUNTED:
@@ -168,6 +171,16 @@ class MomView:
                 if name in _MEETS and (to, name) not in self._met.setdefault(of, set()):
                     self._met[of].add((to, name))
                     self._counts[to][_MEETS[name], cls, False] += 1
+
+    def _restore(self, after: Execution) -> None:
+        """Federates have the handles that they had when they were saved: what is counted stays theirs."""
+        self._settle()
+        names = {handle: name for name, handle in self.execution.members.names.items()}
+        now = {each: after.members.names.get(name, each) for each, name in names.items()}
+        self._counts = defaultdict(Counter, {now.get(each, each): its for each, its in self._counts.items()})
+        self._met = {of: {(now.get(to, to), what) for to, what in met} for of, met in self._met.items()}
+        self.hosts = {now.get(each, each): host for each, host in self.hosts.items()}
+        self.brought = {now.get(each, each): modules for each, modules in self.brought.items()}
 
     def drop(self, federate: int) -> None:
         """Forget a federate that has left."""
@@ -281,27 +294,34 @@ _Reports = Iterator[tuple[str, dict[str, Any]]]
 _Answer = Callable[[MomView, int, Mapping[str, Any]], _Reports]
 
 
-def _of_classes(report: str, classes: Map[int, Handles], **more: Any) -> _Reports:
-    """One for each class; one that says so, where there is none."""
+def _of_classes(report: str, classes: Map[int, Handles], count: int, **more: Any) -> _Reports:
+    """One for each class; one that says so, where there is none. `count`: of all classes."""
     for cls in sorted(classes) or [0]:
         which = octets(cls) if cls else b""
         attributes = _list(classes.get(cls, ()))
-        yield report, {
-            "HLAnumberOfClasses": len(classes), "HLAobjectClass": which, "HLAattributeList": attributes, **more
-        }  # fmt: skip
+        yield report, {"HLAnumberOfClasses": count, "HLAobjectClass": which, "HLAattributeList": attributes, **more}
 
 
 def _publications(view: MomView, of: int, _: Mapping[str, Any]) -> _Reports:
     declared = view.execution.declared
-    yield from _of_classes("ObjectClassPublication", declared.published.get(of, Map()))
+    classes = declared.published.get(of, Map())
+    yield from _of_classes("ObjectClassPublication", classes, len(classes))
     yield "InteractionPublication", {"HLAinteractionClassList": _list(declared.sends.get(of, ()))}
 
 
 def _subscriptions(view: MomView, of: int, _: Mapping[str, Any]) -> _Reports:
     declared = view.execution.declared
     classes = declared.subscribed.get(of, Map())
-    yield from _of_classes("ObjectClassSubscription", classes, HLAactive=True, HLAmaxUpdateRate="")
-    heard = [{"HLAinteractionClass": octets(each), "HLAactive": True} for each in declared.hears.get(of, ())]
+    silent = {cls: tuple(each for each in of_it if is_passive(view.execution, of, cls, each))
+              for cls, of_it in classes.items()}  # fmt: skip
+    active = {cls: tuple(each for each in of_it if each not in silent[cls]) for cls, of_it in classes.items()}
+    for is_active, parts in ((True, active), (False, silent)):
+        part = Map({cls: attributes for cls, attributes in parts.items() if attributes})
+        if part or (is_active and not classes):
+            more = {"HLAactive": is_active, "HLAmaxUpdateRate": ""}
+            yield from _of_classes("ObjectClassSubscription", part, len(classes), **more)
+    heard = [{"HLAinteractionClass": octets(each), "HLAactive": not is_passive(view.execution, of, each)}
+             for each in declared.hears.get(of, ())]  # fmt: skip
     yield "InteractionSubscription", {"HLAinteractionClassList": heard}
 
 

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, NoReturn
 from jbi_pubsub.core.near import near_hint
 from jbi_pubsub.core.xml import Element
 
-from .datatypes import ALTERNATIVES_CHARS, TypeRow, enumerators_of, is_basic, merged
+from .datatypes import ALTERNATIVES_CHARS, TypeRow, enumerators_of, is_basic, merged, number_of
 from .encoding import STANDARD
 from .exceptions import ErrorReadingFom
 from .omt import children, elements, is_of_2025, local_name, text_of
@@ -167,7 +167,7 @@ def _check_enumerators(name: str, row: TypeRow) -> None:
             _refuse(where, f"an enumerator of {name} has no name", "Name it")
         for said in [_named(value) for value in children(each, "value")] or [""]:
             try:
-                value = int(said, 0) if not said.isdecimal() else int(said)
+                value = number_of(said)
             except ValueError:
                 _refuse(where, f"{label} of {name} has the value {said!r}", "Give it a whole number")
             if value in taken:

@@ -292,3 +292,14 @@ def test_types_within_types_are_looked_up_once() -> None:
         )
     with pytest.raises(ErrorReadingFom, match="32 types within each other"):
         datatypes.parsed(("deeper", deeper.encode())).layout("T0")
+
+
+def test_an_enumerator_may_have_zeros_before_its_number() -> None:
+    rows = b"".join(
+        b"<enumerator><name>%s</name><value>%s</value></enumerator>" % each
+        for each in ((b"Ten", b"010"), (b"Eleven", b"0x0B"), (b"Less", b"-01"))
+    )
+    whole = b"""<objectModel><dataTypes><enumeratedDataTypes><enumeratedData><name>Many</name>
+        <representation>HLAinteger32BE</representation>%s</enumeratedData></enumeratedDataTypes></dataTypes></objectModel>"""
+    fom = parsed(("x", whole % rows))
+    assert [fom.codec("Many").encode(each)[-1] for each in ("Ten", "Eleven", "Less")] == [10, 11, 255]

@@ -204,6 +204,13 @@ def test_who_means_something_else_is_told_what_is_near(air: bytes) -> None:
         fom.object_class("HLAobjectRoot.Vehicle.Aircaft")
     with pytest.raises(NameNotFound, match="Did you mean position"):
         fom.attribute(fom.object_class("Vehicle"), "postion")
+    for name in ("Aircraft", "aircaft", "AIRCRAFT", "Aircraft.Vehicle.Aircraft"):
+        with pytest.raises(NameNotFound, match=r"Did you mean HLAobjectRoot.Vehicle.Aircraft\?"):
+            fom.object_class(name)
+    with pytest.raises(NameNotFound, match="Did you mean callsign"):
+        fom.attribute(fom.object_class("Vehicle.Aircraft"), "CallSign")
+    with pytest.raises(NameNotFound, match="Did you mean HLAunicodeString"):
+        fom.codec("HLAUnicodeString")
     with pytest.raises(NameNotFound):
         fom.parameter(fom.interaction_class("Radio"), "souls")
 

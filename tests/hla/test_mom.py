@@ -10,11 +10,12 @@ import pytest
 from jbi_pubsub.hla import rti
 from jbi_pubsub.hla.exceptions import RtiError
 from jbi_pubsub.hla.execution import FederationModel
-from jbi_pubsub.hla.fom import BEST_EFFORT, PRIVILEGE
+from jbi_pubsub.hla.fom import BEST_EFFORT, PRIVILEGE, parsed
 from jbi_pubsub.hla.manager import MomManager
 from jbi_pubsub.hla.mom import FEDERATE, FEDERATION, MIM, octets, with_mim
 from jbi_pubsub.hla.proxy import Module
 from jbi_pubsub.hla.support import FLOAT_TIME
+from tests.hla.models import SHIPS
 
 Told = list[tuple[str, dict[str, Any]]]
 
@@ -219,6 +220,31 @@ def test_what_a_save_keeps_is_what_a_restore_brings_back(watched: Watched) -> No
     assert set(watched.execution.managed.instances) == {0, *watched.handles.values()}
 
 
+def test_counts_stay_those_of_a_federate_that_gets_its_handle_of_before(busy: Watched) -> None:
+    # Given a federation that is saved, whose federates leave and come again in another order
+    save(busy)
+    for each in ("flight", "radar"):
+        busy.call(each, rti.LEAVE, "delete_objects_then_divest")
+    for each in ("radar", "flight"):
+        busy.handles[each] = busy.call("", rti.JOIN, each)
+    radio = busy.fom.interaction_class("Radio")
+    busy.call("flight", "publish_interaction_class", radio)
+    for _ in range(3):
+        busy.call("flight", "send_interaction", radio, [])
+    busy.manager.view.hosts[busy.handles["flight"]] = "far"
+    busy.call("radar", "request_federation_restore", "L")
+    # When it is restored, and they have other handles
+    before = dict(busy.handles)
+    for each in busy.handles:
+        busy.call(each, "federate_restore_complete")
+    busy.handles = dict(busy.execution.members.names)
+    assert before != busy.handles
+    # Expect what they have done to be told as theirs, and where they are
+    busy.call("flight", "send_interaction", radio, [])
+    told = {each["name"]: (each["interactionsSent"], each["host"]) for each in busy.manager.facts()}
+    assert told == {"flight": (4, "far"), "radar": (0, ""), "monitor": (0, "")}
+
+
 def save(watched: Watched) -> None:
     watched.call("flight", "request_federation_save", "L")
     for each in watched.handles:
@@ -319,6 +345,38 @@ def test_each_request_about_a_federate_has_its_reports(busy: Watched, who: str, 
         for name, values in reports.items() for each in (values if isinstance(values, list) else [values])
     ]  # fmt: skip
     assert found == wanted
+
+
+def test_a_monitor_is_told_which_subscriptions_are_passive(busy: Watched) -> None:
+    # Given a federate that subscribes to an attribute and, passively, to another one and to interactions
+    aircraft, radio = busy.fom.object_class("Vehicle.Aircraft"), busy.fom.interaction_class("Radio")
+    callsign = busy.fom.attribute(aircraft, "callsign")
+    busy.call("radar", "subscribe_object_class_attributes", aircraft, [callsign], "", True)
+    busy.call("radar", "subscribe_interaction_class", radio, True)
+    # Expect the attributes of the class to be told apart
+    asked = "HLAfederate.HLArequest.HLArequestSubscriptions"
+    *classes, (_, heard) = busy.send("monitor", asked, HLAfederate=octets(busy.handles["radar"]))
+    told = [(each["HLAnumberOfClasses"], each["HLAactive"], each["HLAattributeList"]) for _, each in classes]
+    position = busy.fom.attribute(aircraft, "position")
+    assert told == [(1, "HLAtrue", [octets(position)]), (1, "HLAfalse", [octets(callsign)])]
+    assert heard["HLAinteractionClassList"] == [{"HLAinteractionClass": octets(radio), "HLAactive": "HLAfalse"}]
+
+
+def test_a_monitor_is_told_of_modules_that_a_federate_brings(watched: Watched) -> None:
+    watched.watch("monitor", "HLAfederation")
+    [federation] = watched.objects("monitor").values()
+    before = watched.fom.layers
+    grown = parsed(*before[0], added=[[("ships.xml", SHIPS)]])
+    # When the model grows, and who has brought that joins
+    watched.model = watched.model._replace(fom=grown)
+    watched.manager.extend(watched.model)
+    watched.call("", rti.JOIN, "late")
+    # Expect the modules to be told without asking, once
+    told = watched.reflected("monitor", federation)
+    assert told.keys() == {"HLAfederatesInFederation", "HLAFOMmoduleDesignatorList"}
+    assert told["HLAFOMmoduleDesignatorList"] == ["air.xml", "ships.xml"]
+    watched.call("", rti.JOIN, "later")
+    assert watched.reflected("monitor", federation).keys() == {"HLAfederatesInFederation"}
 
 
 def test_a_monitor_gets_the_modules_and_the_mim(watched: Watched, air: bytes) -> None:
