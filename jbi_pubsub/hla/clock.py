@@ -68,6 +68,11 @@ def promised(pace: Pace) -> Bound:
     return _bound(pace, pace.asked[1], is_exclusive=pace.asked[0] in ("TAR", "NMR"))
 
 
+def _is_for_next(pace: Pace) -> bool:
+    """Whether it waits for the next message."""
+    return pace.asked is not None and pace.asked[0] in ("NMR", "NMRA")
+
+
 def bounds_of(clock: Clock) -> list[tuple[Bound, int]]:
     """The bounds of all who regulate, the least first."""
     found: list[tuple[Bound, int]] = []
@@ -75,7 +80,7 @@ def bounds_of(clock: Clock) -> list[tuple[Bound, int]]:
     for federate, pace in clock.paces.items():
         if pace.lookahead is None:
             continue
-        if pace.asked is not None and pace.asked[0] in ("NMR", "NMRA"):
+        if _is_for_next(pace):
             asking.append(federate)
         else:
             found.append((promised(pace), federate))
@@ -216,7 +221,7 @@ def send_in_order(
                 hint="Send later, when time has advanced",
             )
         waiting = waiting.set(federate, queue)
-        moves = moves or (pace.asked is not None and pace.asked[0] in ("NMR", "NMRA"))
+        moves = moves or _is_for_next(pace)
     sent = clock.sent
     if retraction:
         made = Sent(time, retraction, tuple(federate for federate, _ in receivers), deleted)
@@ -341,18 +346,36 @@ def _is_due(clock: Clock, time: float, bounds: list[tuple[Bound, int]]) -> bool:
 
 
 def _tell_watchers(call: ServiceCall) -> None:
-    """Watchers whose GALT is another one are told, behind the messages below it."""
+    """Watchers whose bounds are others are told, behind the messages below them. What they may send themselves matters
+    where somebody waits for the next message alone."""
     clock = call.execution.clock
     watchers = sorted(federate for federate, pace in clock.paces.items() if pace.watched is not None)
     bounds = bounds_of(clock) if watchers else []
     paces = clock.paces
     for federate in watchers:
-        galt, pace = galt_of(bounds, federate)[0], paces[federate]
-        if galt != pace.watched:
-            paces = paces.set(federate, pace._replace(watched=galt))
-            call.tell(federate, "lower_bound", galt)
+        pace, galt = paces[federate], _first(galt_of(bounds, federate))
+        alone, delay = _unprompted(clock, federate, galt)
+        may_send = math.inf if pace.lookahead is None else promised(pace)[0]
+        watched = (galt, alone, delay, may_send if delay < math.inf else 0.0)
+        if watched != pace.watched:
+            paces = paces.set(federate, pace._replace(watched=watched))
+            call.tell(federate, "lower_bound", galt, alone, delay, may_send)
     if paces is not clock.paces:
         call.change("clock", paces=paces)
+
+
+def _unprompted(clock: Clock, federate: int, galt: float) -> tuple[float, float]:
+    """What GALT of a federate would be if it sent nothing any more; and, where that is another, the least time from a
+    message of it until one that somebody may send who waits for the next message."""
+    others = clock.paces.delete(federate)
+    delays = [each.lookahead for each in others.values() if each.lookahead is not None and _is_for_next(each)]
+    alone = _first(galt_of(bounds_of(clock._replace(paces=others)), federate)) if delays else galt
+    return alone, min(delays) if alone > galt else math.inf
+
+
+def _first(bound: Bound) -> float:
+    """The first time that a bound does not exclude."""
+    return math.nextafter(bound[0], math.inf) if bound[1] else bound[0]
 
 
 def resign(call: ServiceCall) -> None:

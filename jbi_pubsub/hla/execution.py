@@ -283,8 +283,8 @@ class Pace(NamedTuple):
     asked: tuple[Asked, float] | None = None
     """Time that it waits to be granted; "constrained": to be safe, from when on it is constrained."""
     is_asynchronous: bool = False
-    watched: float | None = None
-    """The GALT that it was told last, when it watches."""
+    watched: tuple[float, ...] | None = None
+    """Bounds that it was told last, when it watches."""
 
 
 class Message(NamedTuple):

@@ -7,7 +7,6 @@ A federate, when it regulates:  enable (lookahead) -> regulating -> disable
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import Final
 
@@ -140,9 +139,10 @@ def modify_lookahead(call: ServiceCall, lookahead: float) -> None:
 
 
 def watch_lower_bound(call: ServiceCall, on: bool) -> None:
-    """The federate is told its GALT by lower_bound, now and whenever it is another one, behind all messages below it:
-    what a bridge needs to know of the other side (own; the standard has query_galt alone)."""
-    _go_on(call, call.pace._replace(watched=math.nan if on else None))
+    """The federate is told its GALT by lower_bound, and what it would be if the federate sent nothing, now and whenever
+    one is another, behind all messages below it: what a bridge needs to know of the other side (own; the standard has
+    query_galt alone)."""
+    _go_on(call, call.pace._replace(watched=() if on else None))
 
 
 # -- asking ---------------------------------------------------------------------------------------------------------

@@ -13,6 +13,11 @@ from typing import Any
 Moment = tuple[float, int]
 
 
+def first(moment: Moment) -> float:
+    """The first time that is not before a moment."""
+    return math.nextafter(moment[0], math.inf) if moment[1] else moment[0]
+
+
 class Refused(Exception):  # noqa: N818  # as the standard's
     """With the name of the standard's exception."""
 
@@ -35,7 +40,7 @@ class Clocked:
     ordered: list[tuple[float, int, bytes, int]] = field(default_factory=list)
     """Waiting: time, number, text, retraction."""
     unordered: list[bytes] = field(default_factory=list)
-    watched: float | None = None
+    watched: tuple[float, ...] | None = None
     sealed: float = -1.0
     """Constrained, it was granted this by TAR or NMR: no message at or before it may follow."""
 
@@ -113,9 +118,25 @@ class Times:
         while any(self.grant(name) for name in sorted(self.federates)):
             pass
         for name, one in sorted(self.federates.items()):
-            if one.watched is not None and self.galt(name)[0] != one.watched:
-                one.watched = self.galt(name)[0]
-                self.tell(name, "lower_bound", one.watched)
+            if one.watched is not None:
+                galt, alone, delay, may_send = self.watched(name)
+                watched = galt, alone, delay, may_send if delay < math.inf else -1.0
+                if watched != one.watched:
+                    one.watched = watched
+                    self.tell(name, "lower_bound", galt, alone, delay, may_send)
+
+    def watched(self, name: str) -> tuple[float, float, float, float]:
+        """GALT, as the first moment that can be; the same if the federate sent nothing any more; where that is
+        another, how soon somebody may send who is given a message of it; and its first moment."""
+        without = Times()
+        without.federates = {each: one for each, one in self.federates.items() if each != name}
+        delays = [
+            one.lookahead for one in without.federates.values()
+            if one.lookahead is not None and one.asked is not None and one.asked[0] in ("NMR", "NMRA")
+        ]  # fmt: skip
+        may_send = self.may_send(name)[0] if self.federates[name].lookahead is not None else math.inf
+        galt, alone = first(self.galt(name)), first(without.galt(name))
+        return galt, alone, min(delays) if alone > galt else math.inf, may_send
 
     def grant(self, name: str) -> bool:
         one = self.federates[name]
@@ -220,7 +241,7 @@ class Times:
         one.given.append(self.now(name))
 
     def watch_lower_bound(self, name: str, on: bool) -> None:
-        self.federates[name].watched = math.nan if on else None
+        self.federates[name].watched = () if on else None
 
     def query_lookahead(self, name: str) -> float:
         """The one in force: the one given last, or what is left of larger ones before."""

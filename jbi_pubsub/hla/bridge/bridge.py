@@ -295,6 +295,10 @@ def refused(plan: Plan, bridge: Bridge, call: Call, error: exceptions.RtiError) 
     if isinstance(error, exceptions.SaveInProgress | exceptions.RestoreInProgress):
         _later(turn, call)
         return turn.done()
+    if isinstance(error, exceptions.InvalidLogicalTime) and entry is not None:  # there it is later than it seemed
+        turn.count(f"late.{near}")
+        turn.calls.append(call._replace(arguments=(*call.arguments[:-1], None)))
+        return turn.done()
     if entry is not None and entry.kind == "remove":
         passage.deleted(turn, near, entry, 0)
     if isinstance(error, exceptions.ObjectInstanceNameInUse) and entry is not None:

@@ -7,6 +7,12 @@ never promises what a message in the bridge would break. It advances to the prom
 that has to be above 0. As no bound of a side contains that of its own surrogate, two sides that wait for the same time
 are both granted it, as by one RTI.
 
+A federate that waits for the next message sends before its bound if a message comes over the bridge: at the time stamp
+of that and its lookahead, at the earliest. So an RTI tells its bound if nothing comes over the bridge, and the least
+such delay. A promise is not above that delay behind the least that can still come the other way: the bound of that
+side, what waits in the link from there, and what the RTI had not got yet when it told its bound. It has got all below
+the time from which on the surrogate may send.
+
 When nobody regulates on the far side the surrogate does not either.
 """
 
@@ -18,11 +24,13 @@ from . import passage
 from .state import Bridge, Turn
 
 
-def heard_bound(turn: Turn, side: int, galt: float) -> None:
-    """The least time stamp that can still come from a side."""
-    turn.set_pace(side, galt=galt)
+def heard_bound(turn: Turn, side: int, galt: float, alone: float, delay: float, may_send: float) -> None:
+    """The least time stamp that can still come from a side, whatever goes there and if nothing does; see the module."""
+    sent = tuple(each for each in turn.bridge.paces[side].sent if each >= may_send)
+    turn.set_pace(side, alone=alone, delay=delay, sent=sent)
     passage.gone_for_good(turn, side, galt)
     promise(turn, 1 - side)
+    promise(turn, side)
 
 
 def enabled(turn: Turn, side: int, time: float) -> None:
@@ -55,14 +63,20 @@ def again(turn: Turn, side: int) -> None:
 
 def least(bridge: Bridge, side: int) -> float:
     """The least time stamp that can still come from the other side: the surrogate on this one can promise it."""
-    waiting = (each.time for each in bridge.links[1 - side].data if each.time is not None)
-    return min(bridge.paces[1 - side].galt, min(waiting, default=math.inf))
+    return min(_under_way(bridge, 1 - side), _under_way(bridge, side) + bridge.paces[1 - side].delay)
+
+
+def _under_way(bridge: Bridge, side: int) -> float:
+    """The same of a side, if it gets nothing more than what it has got."""
+    pace = bridge.paces[side]
+    waiting = (each.time for each in bridge.links[side].data if each.time is not None)
+    return min(pace.alone, min(pace.sent, default=math.inf) + pace.delay, min(waiting, default=math.inf))
 
 
 def promise(turn: Turn, side: int) -> None:
     """Advance as far as may be, or stop or begin to regulate."""
     pace = turn.bridge.paces[side]
-    if not turn.plan.couples or turn.bridge.paces[1 - side].galt < 0:
+    if not turn.plan.couples or any(each.alone < 0 for each in turn.bridge.paces):
         return
     if turn.bridge.busy[side]:
         turn.set_pace(side, stale=True)

@@ -10,11 +10,13 @@ section 6.2): that, and which instances are twins, is all that a bridge knows of
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from immutables import Map
 
 from jbi_pubsub.hla.execution import Values
+from jbi_pubsub.hla.fom import Order
 
 from .state import NOTHING, Entry, Turn, Twin
 
@@ -175,7 +177,7 @@ def name_in_use(turn: Turn, side: int, entry: Entry) -> None:
 
 
 def _update(turn: Turn, side: int, entry: Entry) -> None:
-    instance, values, tag, time, _ = entry.arguments
+    instance, values, tag, *_ = entry.arguments
     twin = turn.twin(side, instance)
     far = turn.twin(1 - side, twin.twin)
     mine = tuple(each for each in values if each[0] in far.held)
@@ -187,7 +189,9 @@ def _update(turn: Turn, side: int, entry: Entry) -> None:
     if found := tuple(each for each in back if each in again):
         _declare(turn, side, instance, found, is_unowned=False)
     turn.count(f"relayed.{side}")
-    turn.call(1 - side, "update_attribute_values", twin.twin, mine, tag, _time(turn, side, time), entry=entry)
+    known = turn.plan.translation.foms[1 - side].attributes
+    time = _time(turn, side, entry, [known[each - 1].order for each, _ in mine])
+    turn.call(1 - side, "update_attribute_values", twin.twin, mine, tag, time, entry=entry)
 
 
 def remember(turn: Turn, side: int, instance: int, values: Values) -> None:
@@ -198,20 +202,27 @@ def remember(turn: Turn, side: int, instance: int, values: Values) -> None:
 
 
 def _send(turn: Turn, side: int, entry: Entry) -> None:
-    cls, parameters, tag, time, _ = entry.arguments
+    cls, parameters, tag, *_ = entry.arguments
     turn.count(f"relayed.{side}")
-    turn.call(1 - side, "send_interaction", cls, parameters, tag, _time(turn, side, time), entry=entry)
+    time = _time(turn, side, entry, [turn.plan.translation.foms[1 - side].interactions[cls - 1].order])
+    turn.call(1 - side, "send_interaction", cls, parameters, tag, time, entry=entry)
 
 
-def _time(turn: Turn, side: int, time: float | None) -> float | None:
-    """None: what would be late there goes as it comes."""
-    pace = turn.bridge.paces[1 - side]
-    if time is None or pace.state in ("off", "enabling") or not turn.plan.couples:
+def _time(turn: Turn, side: int, entry: Entry, orders: Iterable[Order]) -> float | None:
+    """None: what would be late there goes as it comes, and what came in receive order does where these orders would
+    have it wait for its time."""
+    time: float | None = entry.arguments[-2]
+    far = 1 - side
+    pace = turn.bridge.paces[far]
+    if time is None or pace.state == "off" or not turn.plan.couples:
         return time
-    bound = pace.time + turn.plan.lookahead
-    if time < bound:
+    if entry.time is None:
+        return None if "timestamp" in orders else time
+    if pace.state != "enabling" and time < pace.time + turn.plan.lookahead:
         turn.count(f"late.{side}")
         return None
+    if time not in pace.sent:
+        turn.set_pace(far, sent=(*pace.sent, time))
     return time
 
 
@@ -227,12 +238,12 @@ def sent(turn: Turn, side: int, entry: Entry, retraction: int) -> None:
 
 
 def _remove(turn: Turn, side: int, entry: Entry) -> None:
-    instance, tag, time, number = entry.arguments
-    twin, stamp, far = turn.twin(side, instance), _time(turn, side, time), 1 - side
-    if twin.twin and number and stamp is not None:  # in that order there as well: it may be taken back
+    instance, tag, _, number = entry.arguments
+    twin, stamp, far = turn.twin(side, instance), _time(turn, side, entry, ()), 1 - side
+    if twin.twin and stamp is not None:  # in its order there as well
         privilege = turn.plan.translation.foms[far].privilege
-        turn.call(far, "change_attribute_order_type", twin.twin, (privilege,), "timestamp")
-    else:
+        turn.call(far, "change_attribute_order_type", twin.twin, (privilege,), "timestamp" if number else "receive")
+    if not number or stamp is None:  # else it may be taken back
         forgotten(turn, side, instance)
     if twin.twin:
         turn.call(1 - side, "delete_object_instance", twin.twin, tag, stamp, entry=entry)

@@ -11,6 +11,7 @@ surrogate hears goes into a link, what leaves a link is a call on the far side.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final, NamedTuple, TypeVar
 
 from immutables import Map
@@ -116,13 +117,18 @@ class Twin(NamedTuple):
 class Pace(NamedTuple):
     """A surrogate's time."""
 
-    galt: float = -1.0
-    """The least time stamp that can still come from there, as it was told last; below 0: it was not."""
+    alone: float = -1.0
+    """The least time stamp that can still come from there if nothing goes there, as it was told last; below 0: it was
+    not."""
     time: float = 0.0
     state: str = "off"
     """off, enabling, granted, advancing."""
     stale: bool = False
     """Whether its request was refused, since its federation is saved or restored."""
+    delay: float = math.inf
+    """The least time from a message that goes there until one that comes of it."""
+    sent: tuple[float, ...] = ()
+    """Time stamps of messages that went there, of which that was told without them, or may have been."""
 
 
 class Bridge(NamedTuple):

@@ -305,6 +305,8 @@ class SceneMove:
             waiting[:0] = more
         if bridge.counters.get("barrier_violation"):
             self.found.append(Anomaly("BARRIER", "what may only happen later reached the far side"))
+        if any(f"late.{side}" in bridge.counters for side in (0, 1)):
+            self.found.append(Anomaly("IN_THE_PAST", "a message came too late for its time on the far side"))
         self.bridges[number] = bridge._replace(counters=Map())
 
 

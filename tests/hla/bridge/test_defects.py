@@ -23,7 +23,7 @@ from tests.hla.bridge.planted import DEFECTS, ROOT, Defect
 
 BRIDGE: Final = "bridge/test_"
 FINDERS: Final = {
-    "explorer": (f"{BRIDGE}witness.py", f"{BRIDGE}exploration.py"),
+    "explorer": (f"{BRIDGE}witness.py", f"{BRIDGE}exploration.py", f"{BRIDGE}pace.py"),
     "oracle": (f"{BRIDGE}oracle.py",),
     "scenarios": (
         f"{BRIDGE}translation.py",

@@ -469,20 +469,6 @@ def test_time_advances_on_both_sides_and_nothing_comes_late() -> None:
         assert ends(result) == {"nothing is pending"}
 
 
-def test_two_sides_that_ask_for_the_same_time_are_both_granted_it() -> None:
-    text = """f0: enable_time_regulation(1.0)
-g0: enable_time_regulation(1.0)
-f0: enable_time_constrained()
-g0: enable_time_constrained()
----
-f0: time_advance_request(5.0)
-g0: time_advance_request(5.0)
-f0 <- time_advance_grant(5.0)
-g0 <- time_advance_grant(5.0)
-"""
-    assert ends(explored(text, (1, 1), couples=True)) == {"nothing is pending"}
-
-
 # -- the matrix, and who looks at it --------------------------------------------------------------------------------
 
 

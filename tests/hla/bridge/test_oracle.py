@@ -38,6 +38,8 @@ _WITHOUT_LAST = {
     "attribute_ownership_acquisition_notification",  # a tag: not all that RTIs know of it is told to bridges
 }  # fmt: skip
 
+TIMELESS = {"reflect_attribute_values", "receive_interaction"}
+"""Messages that lose their time on a bridge, where that would hold them back and has not."""
 _WITH_TIMES = {"update_attribute_values", "send_interaction", "delete_object_instance"}
 
 DECLARED: tuple[tuple[str, tuple[Any, ...]], ...] = (
@@ -444,6 +446,34 @@ def test_a_deletion_that_is_retracted_is_retracted_on_both_sides(is_late: bool) 
     late = "MessageCanNoLongerBeRetracted"
     assert [each for each in is_refused if each] == ([late, "ObjectInstanceNotKnown", "ObjectInstanceNotKnown", late]
                                                      if is_late else [late])  # fmt: skip
+
+
+def test_what_goes_in_receive_order_waits_for_no_time_beyond() -> None:
+    # Given one who regulates, one who does not, and beyond somebody who is constrained and an instance that he knows
+    told = []
+    for sizes, edges in (((3,), ()), ((2, 1), ((0, 1),))):
+        world = World(sizes, edges, Solutions(), Random(1), couples=True)
+        for each in (
+            (0, "enable_time_regulation", (1.0,)), (2, "enable_time_constrained", ()),
+            (2, "enable_asynchronous_delivery", ()), (1, "register_object_instance", (THING, "a")),
+            (0, "change_interaction_order_type", (CALL, "receive")),
+        ):  # fmt: skip
+            world.step(each)
+        # When they send with times, in receive order; Expect it to be told at once, as one RTI tells it
+        sent = [
+            world.step(each).heard[2]
+            for each in (
+                (0, "send_interaction", (CALL, ((TEXT, b"2"),), b"t", 50.0)),
+                (1, "send_interaction", (CALL, ((TEXT, b"3"),), b"t", 60.0)),
+                (1, "update_attribute_values", ("@a", ((X, b"1"),), b"t", 60.0)),
+                (1, "delete_object_instance", ("@a", b"t", 60.0)),
+                (2, "time_advance_request", (5.0,)),
+            )
+        ]
+        # and where they would wait for their time beyond, without it
+        told.append([[one[:-1] if one[0] in TIMELESS else one for one in each] for each in sent])
+    assert all(told[0][:-1])
+    assert told[0] == told[1]
 
 
 @pytest.mark.row("H-27", "H-33", "H-34", "H-39")
