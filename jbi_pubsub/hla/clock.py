@@ -365,7 +365,7 @@ def _tell_watchers(call: ServiceCall) -> None:
 
 
 def _unprompted(clock: Clock, federate: int, galt: float) -> tuple[float, float]:
-    """What GALT of a federate would be if it sent nothing any more; and, where that is another, the least time from a
+    """GALT of a federate if it sent nothing any more; and, where that is another, the least time from a
     message of it until one that somebody may send who waits for the next message."""
     others = clock.paces.delete(federate)
     delays = [each.lookahead for each in others.values() if each.lookahead is not None and _is_for_next(each)]
