@@ -16,6 +16,7 @@ from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ConfigurationError, StorageError
 from jbi_pubsub.core.history import MAX_POSITION, GivenUp
 from jbi_pubsub.core.info_object import InfoObject
+from jbi_pubsub.protocol.replies import DeletionCount
 from jbi_pubsub.protocol.requests import QueryRequest
 from jbi_pubsub.protocol.status.archive import KeptStatus
 from jbi_pubsub.subscriber import SubscriberAdapter, SubscriptionUid
@@ -324,13 +325,16 @@ def delete(given: _Delete) -> None:
             raise ConfigurationError(f"this deletes {counted(total, 'object')}", hint="Say --yes")
         click.confirm(f"Delete {counted(total, 'object')} at {counted(len(places), 'archive')}?", abort=True, err=True)
     done = dict.fromkeys((place.name for place in places), 0)
+    is_told = False
     with telling("objects deleted") as tell:
         for place in places:
-            for count in _deleted(config, place, request):
-                done[place.name] += count
+            for found in _deleted(config, place, request):
+                done[place.name] += found.count
+                is_told = is_told or found.is_told
                 tell("objects deleted", sum(done.values()), total)
     deleted = sum(done.values())
     text = f"{counted(deleted, 'object')} deleted at {counted(len(places), 'archive')}"
+    text += "; the other nodes are told" * is_told
     given.show({"deleted": deleted, "archives": done}, text)
 
 
@@ -349,13 +353,14 @@ def _count(config: Config, place: ArchiveServer, request: QueryRequest) -> int:
         return proxy.count(request, CALL_SECONDS).count
 
 
-def _deleted(config: Config, place: ArchiveServer, request: QueryRequest) -> Iterator[int]:
-    """Number deleted, slice by slice; nothing that has come since it began."""
-    asked = msgspec.structs.replace(request, limit=SLICE)
+def _deleted(config: Config, place: ArchiveServer, request: QueryRequest) -> Iterator[DeletionCount]:
+    """Deletions, slice by slice; nothing that has come since it began. Ids are one slice, as a limit would be a further
+    condition."""
+    asked = request if request.object_ids else msgspec.structs.replace(request, limit=SLICE)
     with place.calls(config) as proxy:
         while True:
             found = proxy.delete(asked, CALL_SECONDS)
-            yield found.count
+            yield found
             if found.count < SLICE:
                 return
             asked = msgspec.structs.replace(asked, up_to=found.up_to)

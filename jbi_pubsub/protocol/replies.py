@@ -145,6 +145,8 @@ class DeletionCount(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     count: int
     up_to: Position
+    is_told: bool = False
+    """Whether other nodes are told of it, who may have what is not here."""
 
 
 class QueryExplanation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

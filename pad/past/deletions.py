@@ -12,6 +12,7 @@ import msgspec
 from jbi_pubsub.core.history import HistoryQuery, Scope
 from jbi_pubsub.core.info_object import Parcel
 from jbi_pubsub.pad.past.archiving import IDS_AT_ONCE, Archiving
+from jbi_pubsub.protocol.replies import DeletionCount
 from jbi_pubsub.protocol.requests import QueryRequest
 
 DELETE_SECONDS: Final = 300.0
@@ -26,19 +27,21 @@ class ArchiveDeletions:
         self.told: Callable[[Sequence[str]], None] | None = None
         """Told the ids of what an administrator has deleted here; None: nobody is."""
 
-    def delete(self, request: QueryRequest, query: HistoryQuery, seconds: float) -> int:
-        """Delete what a query finds, which was planned of that request; how many objects. Raises StorageError,
-        PredicateError, also when there are more."""
+    def delete(self, request: QueryRequest, query: HistoryQuery, seconds: float) -> DeletionCount:
+        """Delete what a query finds, which was planned of that request. Raises StorageError, PredicateError, also when
+        there are more."""
         count = 0
         if query.scopes and self.told is None:
             count = self._archive.keeping.delete(query, timeout=seconds)
         elif query.scopes:
             count = self._delete_some(query, time.monotonic() + seconds)
+        is_told = self.told is not None and count > 0
         if request.object_ids and self.told is not None and _is_of_ids_alone(request):
             self._archive.keeping.refuse(request.object_ids)  # they may be elsewhere, and on their way here
             self.told(request.object_ids)
+            is_told = True
         self._archive.deleted()
-        return count
+        return DeletionCount(count, query.up_to, is_told=is_told)
 
     def _delete_some(self, query: HistoryQuery, until: float) -> int:
         """So many at a time, so that their ids can be told."""

@@ -39,8 +39,7 @@ class ArchiveAdministration:
     def delete(self, request: QueryRequest, seconds: float) -> DeletionCount:
         """See HistoryProxy.delete."""
         query = self._scopes.plan(request, None).query
-        count = self.deletions.delete(request, query, max(0.0, min(seconds, COUNT_SECONDS)))
-        return DeletionCount(count, query.up_to)
+        return self.deletions.delete(request, query, max(0.0, min(seconds, COUNT_SECONDS)))
 
     def retain(self, seconds: float, *, is_dry: bool) -> tuple[GivenUp, ...]:
         """See HistoryProxy.retain."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from jbi_pubsub import SubscriberAdapter
+from jbi_pubsub.cli.app import run
 from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.core.history import HistoryQuery, Scope
 from jbi_pubsub.core.info_object import Parcel
@@ -146,6 +147,27 @@ def test_what_is_deleted_at_one_node_is_deleted_at_all_also_at_one_that_was_away
     nodes.cut.clear()
     eventually(lambda: sorted(_own(charlie)) == every[2:], timeout=20.0)
     assert sorted(_ids(charlie)) == every[2:]
+    publisher.adapter.close()
+
+
+def test_an_id_that_is_not_at_the_archive_that_is_asked_is_deleted_where_it_is(
+    nodes: NodesOnNetworks, figures: Any, eventually: Callable[..., Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    # Given two nodes with archives, and objects at one of them
+    alpha, bravo = nodes.start("alpha", archive=True), nodes.start("bravo", archive=True)
+    eventually(lambda: len(alpha.networks().peers) == 1, timeout=20.0)
+    publisher = Publisher(bravo, figures, persist=True)
+    publisher.publish(1, 3)
+    eventually(lambda: _kept(bravo) == 3, timeout=20.0)
+    every = sorted(_own(bravo))
+    capfd.readouterr()
+    # When the command names one of them at the other node
+    assert alpha.lookup is not None
+    flags = ("--no-multicast", "--locator", str(alpha.lookup.address))
+    assert run([*flags, "archive", "delete", every[0], "--yes"]) == 0
+    # Expect it gone, and the command to say that others are told
+    assert capfd.readouterr().out == "0 objects deleted at 1 archive; the other nodes are told\n"
+    eventually(lambda: sorted(_own(bravo)) == every[1:], timeout=20.0)
     publisher.adapter.close()
 
 
