@@ -4,7 +4,8 @@ They are taken in beside what the delegate does with them: so the archive has th
 others with them, whoever relays them here and whenever it was decided that they are kept.
 
 Rules:
-- Objects of a registration of which it is not decided yet wait, and go when it is.
+- Objects of a registration of which it is not decided yet wait, and go when it is. The last ones of a registration that
+  others keep wait as well, as one of those may be dead already.
 - All that waits is bounded; what there is no room for is told, so that it may be fetched when there is.
 - What the disk refuses is tried again. What makes no sense is left out.
 """
@@ -12,6 +13,7 @@ Rules:
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -86,7 +88,7 @@ class VolunteerKeeping:
     def __init__(self, store: NodeStore) -> None:
         self._store = store
         self._changed = threading.Condition()
-        self._undecided: dict[str, deque[Parcel]] = {}
+        self._undecided: dict[str, deque[tuple[float, Parcel]]] = {}
         self._undecided_bytes = 0
         self._due: deque[Parcel | _Deletion] = deque()
         self._due_bytes = 0
@@ -103,33 +105,41 @@ class VolunteerKeeping:
         """Begin."""
         self._thread.start()
 
-    def wait(self, uid: str, parcel: Parcel) -> None:
+    def wait(self, uid: str, parcel: Parcel, now: float) -> None:
         """An object of a registration of which it is not decided whether it is kept. The oldest of all give way."""
         with self._changed:
-            self._undecided.setdefault(uid, deque()).append(parcel)
+            self._undecided.setdefault(uid, deque()).append((now, parcel))
             self._undecided_bytes += _cost(parcel)
             while self._undecided_bytes > BYTES_MOST:
-                first = next(iter(self._undecided))
-                self._undecided_bytes -= _cost(self._undecided[first].popleft())
-                if not self._undecided[first]:
-                    del self._undecided[first]
+                self._drop_first(next(iter(self._undecided)))
+
+    def _drop_first(self, uid: str) -> None:
+        """Under the lock: the first object of a registration that waits is not kept."""
+        waiting = self._undecided[uid]
+        self._undecided_bytes -= _cost(waiting.popleft()[1])
+        if not waiting:
+            del self._undecided[uid]
 
     def undecided(self) -> list[str]:
         """Registrations of which objects wait."""
         with self._changed:
             return list(self._undecided)
 
-    def decide(self, uid: str, entries: Entries | None) -> None:
-        """A registration is kept from now on, under these entries; None: it is not."""
+    def begin(self, uid: str, entries: Entries) -> None:
+        """A registration is kept from now on, under these entries."""
         with self._changed:
             waiting = self._undecided.pop(uid, ())
-            self._undecided_bytes -= sum(map(_cost, waiting))
-            if entries is None:
-                self._entries.pop(uid, None)
-                return
+            self._undecided_bytes -= sum(_cost(parcel) for _, parcel in waiting)
             self._entries[uid] = entries
-        for parcel in waiting:
+        for _, parcel in waiting:
             self.keep(uid, parcel)
+
+    def end(self, uid: str, then: float = math.inf) -> None:
+        """A registration is not kept; what came since then waits nevertheless."""
+        with self._changed:
+            self._entries.pop(uid, None)
+            while uid in self._undecided and self._undecided[uid][0][0] < then:
+                self._drop_first(uid)
 
     def keep(self, uid: str, parcel: Parcel) -> None:
         """An object of a registration that is kept."""

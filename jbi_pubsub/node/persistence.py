@@ -114,6 +114,8 @@ class NodePersistence:
         """`store`: the archive, and `deletions` those that others are told; None where there is none."""
         self._section, self._side, self._deletions = section, side, deletions
         self._keeping = VolunteerKeeping(store) if store is not None else None
+        self._unnoticed = section.node_timeout + section.offer_seconds
+        """Seconds until the death of one who keeps is told; what comes meanwhile waits for who comes in."""
         self._base = (epoch & 0xFFFFFFFF) << 32
         """Below the numbers of what we say, so that they grow over restarts."""
         self._lock = threading.Lock()
@@ -194,14 +196,14 @@ class NodePersistence:
         parcel = Parcel.received(message.body)
         uid = parcel.head.registration
         coordinator, state = self._volunteer.state(uid)
-        if state is VolunteerState.SILENT or coordinator not in (b"", message.origin):
+        if coordinator not in (b"", message.origin):
             return
         if uid in self._begun:
             self._keeping.came(uid, parcel)
             return
         body = self._side.remote(uid)
         if state is not VolunteerState.OVER or body is None or body.is_persistent:
-            self._keeping.wait(uid, parcel)
+            self._keeping.wait(uid, parcel, time.monotonic())
 
     # -- keeping --------------------------------------------------------------------------------------------------
 
@@ -221,10 +223,12 @@ class NodePersistence:
             described = InformationType(
                 name=body.type.name, version=body.type.version, local=local_name(body.type.name)
             )
-            self._keeping.decide(uid, (described.rep(), *body.entries))
+            self._keeping.begin(uid, (described.rep(), *body.entries))
             self._fetch_soon(uid)
-        elif state in (VolunteerState.SILENT, VolunteerState.OVER):
-            self._keeping.decide(uid, None)
+        elif state is VolunteerState.SILENT:
+            self._keeping.end(uid, time.monotonic() - self._unnoticed)
+        elif state is VolunteerState.OVER:
+            self._keeping.end(uid)
 
     def _fetch_soon(self, uid: str, tries: int = FETCHES_MOST) -> None:
         """Ask others for what they have of a registration that we keep."""
@@ -290,8 +294,10 @@ class NodePersistence:
         for uid in keeping.undecided():
             body = self._side.remote(uid)
             _, state = self._volunteer.state(uid)
-            if state is VolunteerState.OVER and body is not None and not body.is_persistent:
-                keeping.decide(uid, None)
+            if state is VolunteerState.SILENT:
+                keeping.end(uid, now - self._unnoticed)
+            elif state is VolunteerState.OVER and body is not None and not body.is_persistent:
+                keeping.end(uid)
         for uid in self._volunteer.silent_since(now - UNKNOWN_SECONDS):
             if self._side.remote(uid) is None:
                 with self._lock:

@@ -240,6 +240,29 @@ def test_who_is_gone_is_replaced_and_the_new_one_has_all(air: Air, make: Make, e
     assert late.asked[0].registrations == (UID,)
 
 
+@pytest.mark.row("G-99")
+def test_what_is_published_before_anybody_notices_that_who_kept_it_is_dead_is_kept_by_its_successor(
+    air: Air, make: Make, eventually: Any
+) -> None:
+    # Given two nodes of which one keeps what a third one publishes
+    origin = make(1, has_archive=False, volunteers=1)
+    nodes = [make(number) for number in (2, 3)]
+    origin.publish()
+    eventually(lambda: any(each.persistence.keeping() for each in nodes))
+    keeper, other = sorted(nodes, key=lambda each: not each.persistence.keeping())
+    air.publish(origin, 1)
+    eventually(lambda: keeper.has_it == ids(1))
+    # When that one is dead, and more is published before it is noticed
+    heard = {keeper.id, other.id}
+    origin.present = lambda: heard  # type: ignore[method-assign]  # it hears announcements alone
+    keeper.leave()
+    air.publish(origin, 2, 3)
+    assert not other.persistence.keeping()
+    heard.remove(keeper.id)
+    # Expect it at the other one
+    eventually(lambda: ids(2, 3) <= other.has_it)
+
+
 def test_who_is_heard_later_is_asked_as_well(air: Air, make: Make, eventually: Any) -> None:
     origin, early = make(1, has_archive=False, volunteers=1), make(2)
     origin.publish()
@@ -414,14 +437,26 @@ def keeping(store: Store) -> Iterator[VolunteerKeeping]:
 
 
 def test_objects_wait_for_a_decision(keeping: VolunteerKeeping, store: Store, eventually: Any) -> None:
-    keeping.wait(UID, parcel(1))
-    keeping.wait("other", parcel(2, uid="other"))
-    keeping.decide("other", None)
+    keeping.wait(UID, parcel(1), 0.0)
+    keeping.wait("other", parcel(2, uid="other"), 0.0)
+    keeping.end("other")
     assert not store.ids()
 
-    keeping.decide(UID, ())
+    keeping.begin(UID, ())
 
     eventually(lambda: store.ids() == ids(1))
+
+
+def test_the_last_objects_of_what_others_keep_wait_for_some_time(
+    keeping: VolunteerKeeping, store: Store, eventually: Any
+) -> None:
+    for number in (1, 2, 3):
+        keeping.wait(UID, parcel(number), float(number))
+    keeping.end(UID, 2.0)
+
+    keeping.begin(UID, ())
+
+    eventually(lambda: store.ids() == ids(2, 3))
 
 
 def test_a_disk_that_is_full_is_tried_again(
@@ -479,8 +514,8 @@ def test_of_what_waits_for_decisions_the_oldest_give_way(
 ) -> None:
     monkeypatch.setattr("jbi_pubsub.node.keeping.BYTES_MOST", 4_000)
     for number in range(1, 21):
-        keeping.wait(UID, parcel(number))
-    keeping.decide(UID, ())
+        keeping.wait(UID, parcel(number), float(number))
+    keeping.begin(UID, ())
     eventually(lambda: object_id_of(UID, 20) in store.ids())
     assert object_id_of(UID, 1) not in store.ids()
 
