@@ -46,6 +46,8 @@ ANSWER_SECONDS: Final = 30.0
 """For the RTI behind the link to answer."""
 STEP_SECONDS: Final = 1.0
 """Until it is looked whether the link stops."""
+AWAY_SECONDS: Final = 1.0
+"""For a federation that has gone to be there again: it is registered anew when its object model grows."""
 AHEAD_MOST: Final = 1 << 20
 """Bytes that are read from one end before the other has taken them."""
 
@@ -63,7 +65,7 @@ class RtiLink:
         self._item = uuid4().hex
         self._tokens = Tokens(lambda: uuid4().hex)
         self._tunnel = Tunnel()
-        self._lock = threading.Lock()  # covers what follows
+        self._lock = threading.Condition()  # covers what follows
         self._behind: ServiceItem | None = None
         self._trouble = ""
         self._executions: LookupCache | None = None
@@ -114,6 +116,7 @@ class RtiLink:
             return
         with self._lock:
             self._behind, self._trouble = item, ""
+            self._lock.notify_all()
         entry = next(Rti.from_rep(each) for each in item.entries if each.cls.name == Rti.entry_name)
         own = Rti(federation=self._name, model=entry.model).rep()
         ref = self.front.ref(self._item, RTI)
@@ -151,6 +154,7 @@ class RtiLink:
 
     def _proxy(self) -> ServiceRef:
         with self._lock:
+            self._lock.wait_for(lambda: self._behind is not None, AWAY_SECONDS)
             behind = self._behind
         if behind is None:
             raise FederationExecutionDoesNotExist(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -156,6 +157,27 @@ def test_modules_of_a_federate_go_over_a_link(two: Two, eventually: Callable[...
     module.write_bytes(SHIPS.replace(b"HLAfloat64BE", b"HLAfloat32BE"))
     with pytest.raises(InconsistentFom, match=r"ships.xml"):
         two.join("further", over=True, modules=[module])
+
+
+def test_a_federation_is_not_away_while_its_registration_is_another_one(
+    two: Two, eventually: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a link that has just lost its federation, as this is registered with a larger object model
+    eventually(two.link.is_there)
+    lost, asked, leave = threading.Event(), threading.Event(), two.link._community.leave
+
+    def left(*items: str) -> None:
+        lost.set()
+        asked.wait(20.0)
+        leave(*items)
+
+    monkeypatch.setattr(two.link._community, "leave", left)
+    monkeypatch.setattr(two.link, "_check", lambda _: asked.set())
+    (tmp_path / "ships.xml").write_bytes(SHIPS)
+    two.join("one", over=False, modules=[tmp_path / "ships.xml"])
+    assert lost.wait(20.0)
+    # When somebody asks it for something; Expect the answer
+    assert [module.name for layer in two.link.modules("Sea")[1:] for module in layer] == ["ships.xml"]
 
 
 def test_much_goes_over_a_link_in_order(two: Two) -> None:
