@@ -28,7 +28,7 @@ from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.pad.delegate.delegate import Delegate
 from jbi_pubsub.pad.egress.session import Deliveries
 from jbi_pubsub.pad.matching.registration import Registration
-from jbi_pubsub.protocol.deliveries import ITEM, LAST_CHUNK, OBJECT
+from jbi_pubsub.protocol.deliveries import ITEM, LAST_CHUNK, OBJECT, Heard
 from jbi_pubsub.protocol.entries import InformationType
 from jbi_pubsub.protocol.ownership import owned_uid
 from jbi_pubsub.protocol.requests import PublisherRequest, SubscriptionRequest
@@ -54,7 +54,8 @@ SETTLE_SECONDS: Final = 10.0
 
 
 def measure(data: Data) -> Costs:
-    """Run it: some seconds. Raises StudyError for a data set without objects or subscriptions."""
+    """Run it: some seconds. Raises StudyError for a data set without objects or subscriptions, and where what is
+    delivered is not taken: then nothing has been measured."""
     sample = list(_sample(data.publications))
     if not sample or not data.contracts.subscriptions:
         raise StudyError(
@@ -153,11 +154,18 @@ class _Bench:
                 judging, delivering = judging + judged - begin, delivering + time.thread_time() - judged
                 out += sum(len(each.metadata) + each.payload_bytes for each in publications[at : at + RUN])
                 if out > SETTLE_BYTES:
-                    self._delegate.drain(SETTLE_SECONDS)
+                    self._settle()
                     out = 0
-        self._delegate.drain(SETTLE_SECONDS)
+        self._settle()
         delivering += time.clock_gettime(self._clock) - hub
         return judging, delivering, len(part), self._matched() - before
+
+    def _settle(self) -> None:
+        if left := self._delegate.drain(SETTLE_SECONDS):
+            raise StudyError(
+                f"{left:,} objects were not taken within {SETTLE_SECONDS:g} s: costs can't be measured here",
+                hint="Try again when this machine does less",
+            )
 
     def _matched(self) -> int:
         return self._delegate.status().matched
@@ -207,7 +215,7 @@ class _Bench:
                 if kind in (OBJECT, LAST_CHUNK):
                     counts[number] = counts.get(number, 0) + 1
 
-        receiver = Receiver(take, lambda: msgspec.msgpack.encode(counts))
+        receiver = Receiver(take, lambda: msgspec.msgpack.encode(Heard(counts)))
 
         def read() -> None:
             with suppress(WireError, OSError):
