@@ -35,7 +35,8 @@ RACES: Final = (
 a restore that is no more."""
 FORWARDED: Final[dict[str, Callable[[Turn, int, Entry], None]]] = {
     "request": consensus.requested, "completed": consensus.completed, "failed": consensus.completed,
-    "reopened": consensus.reopened, **passage.ACTS, **dict.fromkeys(transfer.ACTS, transfer.forwarded),
+    "aborted": consensus.completed, "reopened": consensus.reopened,
+    **passage.ACTS, **dict.fromkeys(transfer.ACTS, transfer.forwarded),
 }  # fmt: skip
 """Acts of the far side, by the kind of the entry that has come."""
 
@@ -114,8 +115,8 @@ def _restore_status(turn: Turn, side: int, own: str, others: tuple[str, ...]) ->
 
 
 def _over(kind: str, *, ok: bool) -> Callable[..., None]:
-    def act(turn: Turn, side: int, label: str, *_reason: str) -> None:
-        consensus.over(turn, side, kind, label, ok=ok)
+    def act(turn: Turn, side: int, label: str, reason: str = "") -> None:
+        consensus.over(turn, side, kind, label, reason, ok=ok)
         if kind != "sync":
             pace.again(turn, side)
 

@@ -59,12 +59,21 @@ def announced(turn: Turn, side: int, label: str, tag: bytes = b"", name: str = "
         turn.set_part(key, side, state="announced")
     if kind == "save":
         turn.call(side, "federate_save_begun")
+    _keep(turn, key)
+    if policy.consensus in ("restrict", "ignore"):
+        consent(turn, key, side)
+    _take_over(turn, key, side)
+
+
+def _take_over(turn: Turn, key: Key, side: int) -> None:
+    """Do on a side what the other side has said."""
     part = turn.part(key, side)
-    _keep_or_take(turn, key)
-    if policy.consensus in ("restrict", "ignore") or part.far == "done":
+    if part.far == "done":
         consent(turn, key, side)
     elif part.far == "failed":
         _fail(turn, key, side)
+    elif part.far == "aborted":
+        turn.call(side, f"abort_federation_{key[0]}", about=("aborted",))
     elif part.far == "withdrawn":
         _withdraw(turn, key, side, "WITHDRAWN")
 
@@ -131,17 +140,22 @@ def _put_behind(turn: Turn, side: int, entry: Entry) -> None:
     turn.put(side, entry._replace(stream=EVERYTHING) if is_behind else entry)
 
 
-def over(turn: Turn, side: int, kind: str, label: str, *, ok: bool) -> None:
-    """Note that a point, save or restore is over on a side."""
+def over(turn: Turn, side: int, kind: str, label: str, reason: str = "", *, ok: bool) -> None:
+    """Note that a point, save or restore is over on a side. `reason`: why it has failed."""
     if kind != "sync":
         turn.set_busy(side, "")
     key = key_of(turn, side, kind, label)
     if key is not None:
+        if kind == "restore" and ok and key[2] in turn.bridge.kept and turn.part(key, 1 - side).state in _STANDING:
+            _take(turn, key[2])
         forwards = turn.plan.forwards or turn.part(key, side).state != "consented"
         if not ok:
             if kind == "save":
                 _drop(turn, label)
-            others_done(turn, key, side, ok=False)
+            if reason == "ABORTED" and turn.part(key, 1 - side).state != "over":
+                turn.put(side, Entry("aborted", (), key))  # also where all have consented here
+            else:
+                others_done(turn, key, side, ok=False)
         elif forwards:
             others_done(turn, key, side)
         turn.set_part(key, side, state="over", ok=ok)
@@ -216,7 +230,7 @@ def requested(turn: Turn, side: int, entry: Entry) -> None:
 
 
 def completed(turn: Turn, side: int, entry: Entry) -> None:
-    """All of a side have consented, says the link from there; or one could not."""
+    """All of a side have consented, says the link from there; or one could not, or somebody has given it up."""
     key, far = entry.key, 1 - side
     if key is None or key not in turn.bridge.rounds:
         turn.count("suppressed")  # it is over on both sides
@@ -225,12 +239,9 @@ def completed(turn: Turn, side: int, entry: Entry) -> None:
     if part.state == "" and turn.plan.policy.barrier != "smart":
         turn.count("barrier_violation")  # it is not known there, and nobody remembers it
         return
-    part = turn.set_part(key, far, far="done" if entry.kind == "completed" else "failed")
-    if part.state == "announced":
-        if entry.kind == "completed":
-            consent(turn, key, far)
-        else:
-            _fail(turn, key, far)
+    part = turn.set_part(key, far, far="done" if entry.kind == "completed" else entry.kind)
+    if part.state == "announced" or (part.state == "consented" and entry.kind == "aborted"):
+        _take_over(turn, key, far)
 
 
 def reopened(turn: Turn, side: int, entry: Entry) -> None:
@@ -412,10 +423,10 @@ def told_status(turn: Turn, side: int, kind: str, others: tuple[str, ...]) -> No
 # -- what a save has ------------------------------------------------------------------------------------------------
 
 
-def _keep_or_take(turn: Turn, key: Key) -> None:
-    """Both sides save: what is under way belongs to it. Both are restored: that comes back."""
+def _keep(turn: Turn, key: Key) -> None:
+    """Both sides save: what is under way belongs to it. Both are to be restored: it has to be known."""
     kind, _, label, _ = key
-    if kind == "sync" or any(part.state not in ("announced", "consented") for part in turn.bridge.rounds[key].parts):
+    if kind == "sync" or any(part.state not in _STANDING for part in turn.bridge.rounds[key].parts):
         return
     bridge = turn.bridge
     if kind == "save":
@@ -424,28 +435,30 @@ def _keep_or_take(turn: Turn, key: Key) -> None:
         for old in order[:-KEPT_MOST]:
             kept = kept.delete(old)
         turn.set(kept=kept, order=order[-KEPT_MOST:])
-        return
-    found = bridge.kept.get(label)
-    discarded = sum(each.key is None for link in bridge.links for each in link.data)
-    if found is None:  # what was under way then is not known any more
+    elif label not in bridge.kept:
         turn.count("unknown_save")
         for side in (0, 1):
             _fail(turn, key, side)
-    else:
-        own: Any = {each: bridge.rounds[each] for each in bridge.rounds if each[0] != "sync"}
-        turn.set(
-            links=(_mixed(found.links[0], bridge.links[0]), _mixed(found.links[1], bridge.links[1])),
-            rounds=found.rounds.update(own),
-            objects=found.objects,
-            values=found.values,
-            asked=found.asked,
-            unowned=found.unowned,
-            claims=found.claims,
-            retractions=found.retractions,
-            deleted=found.deleted,
-            paces=tuple(pace._replace(stale=True) for pace in found.paces),
-        )
-        turn.count("discarded", discarded)
+
+
+def _take(turn: Turn, label: str) -> None:
+    """The first side is restored: what was under way comes back, and what is now is discarded."""
+    bridge = turn.bridge
+    found = bridge.kept[label]
+    own: Any = {each: bridge.rounds[each] for each in bridge.rounds if each[0] != "sync"}
+    turn.set(
+        links=(_mixed(found.links[0], bridge.links[0]), _mixed(found.links[1], bridge.links[1])),
+        rounds=found.rounds.update(own),
+        objects=found.objects,
+        values=found.values,
+        asked=found.asked,
+        unowned=found.unowned,
+        claims=found.claims,
+        retractions=found.retractions,
+        deleted=found.deleted,
+        paces=tuple(pace._replace(stale=True) for pace in found.paces),
+    )
+    turn.count("discarded", sum(each.key is None for link in bridge.links for each in link.data))
 
 
 def _under_way(bridge: Bridge) -> Bridge:

@@ -56,8 +56,8 @@ class Entry(NamedTuple):
     """Entry that goes over a link."""
 
     kind: str
-    """request, completed, reopened, failed; discover, update, interaction, remove, provide; acquire, withdraw, granted,
-    denied, offer;
+    """request, completed, reopened, failed, aborted; discover, update, interaction, remove, provide; acquire, withdraw,
+    granted, denied, offer;
     call: one that could not be made while its federation was saved or restored."""
     arguments: tuple[Any, ...]
     key: Key | None = None
@@ -88,7 +88,7 @@ class Part(NamedTuple):
     sent: bool = False
     """That all others there have consented was sent to the other side."""
     far: str = ""
-    """The other side's word: "", done, or failed."""
+    """The other side's word: "", done, failed, aborted or withdrawn."""
     ok: bool = True
     """Whether it has ended well there."""
 
@@ -212,7 +212,7 @@ class Turn:
 
     def put(self, side: int, entry: Entry) -> None:
         """Into the link from a side. What may only happen once something is over waits for that."""
-        after = self.over_here_alone(side) if entry.kind not in ("completed", "failed", "reopened") else ()
+        after = self.over_here_alone(side) if entry.kind not in ("completed", "failed", "aborted", "reopened") else ()
         if after and self.plan.policy.barrier == "smart":
             self.count("buffered")
         queue = "data" if entry.stream else "control"

@@ -217,6 +217,7 @@ CALLS: dict[str, Choice] = {
     "federate_save_begun": lambda _: (),
     "federate_save_complete": lambda _: (),
     "federate_save_not_complete": lambda _: (),
+    "abort_federation_save": lambda _: (),
     "cancel_attribute_ownership_acquisition": _one,
     "unpublish_object_class_attributes": lambda _: (THING, (X,)),
     "publish_object_class_attributes": lambda _: (THING, (X,)),
@@ -257,6 +258,8 @@ def story(random: Random, federates: int, without: tuple[str, ...]) -> Iterator[
         if name == "negotiated_attribute_ownership_divestiture" and random.random() < 0.5:  # else rarely with success
             yield random.randrange(federates), "attribute_ownership_acquisition", CALLS[name](random)
             yield who, "confirm_divestiture", CALLS[name](random)
+        elif name == "negotiated_attribute_ownership_divestiture":
+            yield who, f"cancel_{name}", arguments[:2]
         if name == "request_federation_save" and random.random() < 0.5:
             for each in random.sample(range(federates), federates):
                 yield each, "federate_save_begun", ()
@@ -302,21 +305,22 @@ def timed_story(random: Random, federates: int) -> Iterator[Step]:
         if kind in ("save", "restore"):
             for each in random.sample(range(federates), federates):
                 yield from [(each, "federate_save_begun", ())] * (kind == "save")
-                yield each, f"federate_{kind}_complete", ()
+                done, given_up = f"federate_{kind}_complete", f"abort_federation_{kind}"
+                yield each, random.choice((*[done] * 8, f"federate_{kind}_not_complete", given_up)), ()
         if name in ADVANCES and random.random() < 0.6:  # all, that time goes on
             for each in range(federates):
                 yield each, name, (_time(random),)
 
 
 def _by_attribute(heard: Counter[tuple[Any, ...]]) -> Counter[tuple[Any, ...]]:
-    """Wants and offers of each attribute, whatever their tags, and saves that fail, whatever the reason: it is told
-    beyond a bridge that they have."""
+    """Wants and offers of each attribute, whatever their tags, and saves that fail: whether somebody has resigned or
+    could not save is not told beyond a bridge."""
     made: Counter[tuple[Any, ...]] = Counter()
     for each, number in heard.items():
         if each[0] in REPEATED:
             made.update({(*each[:2], attribute): number for attribute in each[2]})
         else:
-            made[each[:2] if each[0] == "federation_not_saved" else each] += number
+            made[each[:2] if each[0] == "federation_not_saved" and each[2] != "ABORTED" else each] += number
     return made
 
 
@@ -411,6 +415,29 @@ def test_time_retractions_and_restores_are_told_as_one_rti_tells_them(
             done[step[1]] += not alone.refused
     if TIMED_MOST <= STORIES_MOST:
         assert [name for name in (*TIMED, "federate_restore_complete") if not done[name]] == []
+
+
+@pytest.mark.parametrize("fails", ["federate_restore_not_complete", "abort_federation_restore"])
+def test_after_a_restore_that_fails_all_is_as_it_was_before(fails: str) -> None:
+    told = []
+    for sizes, edges in (((2,), ()), ((1, 1), ((0, 1),))):
+        world = World(sizes, edges, Solutions(), Random(1))
+        # Given a save, and an instance that was registered behind it
+        for each in (
+            (0, "request_federation_save", ("S",)), *((who, "federate_save_begun", ()) for who in (0, 1)),
+            *((who, "federate_save_complete", ()) for who in (0, 1)), (0, "register_object_instance", (THING, "a")),
+        ):  # fmt: skip
+            world.step(each)
+        # When a restore fails; Expect its values to come as before, on both sides
+        told.append([
+            world.step(each)
+            for each in (
+                (0, "request_federation_restore", ("S",)), (0, "federate_restore_complete", ()), (1, fails, ()),
+                (0, "update_attribute_values", ("@a", ((X, b"1"),), b"t")),
+            )
+        ])  # fmt: skip
+        assert told[-1][-1].heard[1]["reflect_attribute_values", "a", ((X, b"1"),), b"t", None] == 1
+    assert told[0] == told[1]
 
 
 @pytest.mark.parametrize("is_late", [False, True])
