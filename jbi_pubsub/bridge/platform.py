@@ -99,7 +99,7 @@ class BridgePlatform(Protocol):
         ...
 
     def tell_filtered(self, uid: str, count: int, up_to: int, timeout: float, *, lost: bool = False) -> None:
-        """So many objects of a registration, with numbers up to `up_to`, were left out; or `lost`, of one that is
+        """So many objects of a registration, with numbers up to `up_to`, were left out (0: nobody here lacks one); or `lost`, of one that is
         sparse (0: it is not known how many; `up_to` may be less than their numbers). Raises as `publish`."""
         ...
 

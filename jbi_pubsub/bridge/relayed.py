@@ -143,7 +143,7 @@ class Relayed:
         if number and untold.is_sparse and (lost := untold.loss_before(number)) is not None:
             target.tell_filtered(uid, lost, untold.up_to + 1, timeout, lost=True)
             untold.up_to += 1
-        if untold.filtered:
+        if untold.filtered_to > untold.up_to:
             target.tell_filtered(uid, untold.filtered, untold.filtered_to, timeout)
             untold.up_to, untold.filtered = untold.filtered_to, 0
 

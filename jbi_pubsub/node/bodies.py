@@ -101,6 +101,8 @@ class LeftOutBody(msgspec.Struct, frozen=True, array_like=True, tag_field="body"
     uid: _Name
     count: _Count
     up_to: _Count
+    age: _Count = 0
+    """Milliseconds since the last of them came to its node."""
 
 
 class QueryBody(msgspec.Struct, frozen=True, array_like=True, tag_field="body", tag="query"):

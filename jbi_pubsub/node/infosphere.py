@@ -46,8 +46,9 @@ from .bodies import (
     decoded_body,
     digest,
 )
+from .interest import OwnInterest
 from .ordering import Numbered
-from .own import HELD_SECONDS, OwnSequence
+from .own import OwnSequence
 from .remote import RemoteSequences
 from .remote_queries import NetworkQueries
 from .schemas import RemoteSchemas
@@ -93,8 +94,7 @@ class Infosphere:
         self.words = OwnWords(self.say, section.node_timeout)
         self._remote = RemoteSequences()
         self._schemas = RemoteSchemas(self._remote.schemas)
-        self._wanted: Wanted | None = None
-        """Interest of our subscribers that others have not been told yet."""
+        self._interest = OwnInterest()
         self._faults: Counter[str] = Counter()
         self._changed: Callable[[], None] = lambda: None
         self._arrived: ObjectReceiver | None = None
@@ -117,16 +117,16 @@ class Infosphere:
         peers = self._network().peers()
         with self._lock:
             self._remote.look(peers, now, timeout=section.sequence_timeout, seconds=section.object_seconds)
-            wanted, self._wanted = self._wanted, None
-            own = [each for each in self._own.values() if self._is_wanted(each.body)]
+            wanted = self._interest.take()
+            own = [(each, self._is_wanted(each.body)) for each in self._own.values()]
         self._queries.left(frozenset(peers))
         if wanted is not None:
             self.words.stand(_WANTED, WantedBody(VERSION, wanted))
         else:
             self.words.speak()
         with suppress(BackPressureError):  # at the next look
-            for each in own:
-                each.go(now, 0.0)
+            for each, is_wanted in own:
+                each.look(now, is_wanted=is_wanted)
 
     def watch(self, changed: Callable[[], None]) -> None:
         """See BridgePlatform."""
@@ -215,19 +215,17 @@ class Infosphere:
         now, number = time.monotonic(), obj.platform.sequence
         if is_wanted:
             own.go(now, timeout, number, message)
-        elif self._remote.is_alone() or own.is_new(now):
-            own.hold(number, message, now + max(HELD_SECONDS, 2 * self._section.announce_seconds))
         else:
-            own.skip(number)
+            own.hold(number, message, now, 2 * self._section.announce_seconds, is_alone=self._remote.is_alone())
 
     def tell_filtered(self, uid: str, count: int, up_to: int, timeout: float, *, lost: bool = False) -> None:
         """See BridgePlatform; of what is lost the other nodes hear that something is."""
-        self._known(uid).leave_out(1 if lost else count, up_to, timeout)
+        self._known(uid).leave_out(1 if lost else count, up_to, time.monotonic(), timeout)
 
     def want(self, wanted: Wanted) -> None:
         """Have other nodes told what our subscribers want, soon."""
         with self._lock:
-            self._wanted = wanted
+            self._interest.note(wanted, time.monotonic())
         self._changed()
 
     def _is_wanted(self, body: SequenceBody) -> bool:
@@ -278,6 +276,7 @@ class Infosphere:
         elif isinstance(body, WantedBody):
             with self._lock:
                 self._remote.hear(message.origin, message.epoch, time.monotonic()).wanted = body.wanted
+            self._changed()  # it may want what is held
         elif isinstance(body, SettledBody):
             self.settled(message.origin, body)
         elif isinstance(body, LeftOutBody):
@@ -313,6 +312,8 @@ class Infosphere:
         with self._lock:
             remote = self._remote.of(uid, message, time.monotonic()) if uid not in self._own else None
         if remote is not None:
+            if isinstance(thing, LeftOutBody):
+                thing = self._interest.lacking(thing, remote.body, time.monotonic())
             size = len(message.body) + OBJECT_BYTES
             numbered = Numbered(last, first, message.epoch, message.serial, thing, size)
             is_reliable = message.mode != DatagramMode.UNRELIABLE

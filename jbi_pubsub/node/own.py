@@ -17,8 +17,10 @@ from jbi_pubsub.network.message import NodeMessage
 from .bodies import VERSION, LeftOutBody, SequenceBody, digest, encoded
 
 HELD_SECONDS: Final = 10.0
-"""Time that objects are held, at least: a new node is heard of within two announcements. Those of a new registration
-are held as well, as who waits for it may be told late."""
+"""Time that objects are held while no other node is heard, at least: a new node is heard of within two announcements.
+Those of a new registration are held as long, as who waits for it may be told late."""
+WANTED_SECONDS: Final = 1.0
+"""Time that others are held, at least: who wants them is heard of within two announcements, or on the way."""
 HELD_MOST: Final = 1_000
 """Objects of a registration that are held."""
 HELD_BYTES: Final = 1 << 20
@@ -28,8 +30,11 @@ _MODES: Final = {mode.name.lower(): mode for mode in DatagramMode}
 
 
 class _HeldObject(NamedTuple):
-    """An object that nobody was there for yet, or so many that are left out behind such a one."""
+    """An object that nobody was there for yet, or so many that are left out behind such a one. Times are monotonic
+    seconds."""
 
+    since: float
+    """When it came here, or they were left out."""
     until: float
     number: int
     """Its number, or that of the last one."""
@@ -54,8 +59,9 @@ class OwnSequence:
         self.last: int = before.last if before is not None else 0
         """Number of the last object that was said or left out."""
         self._left: int = before._left if before is not None else 0
-        """Objects left out and not told yet; `_left_to`: number of the last one."""
+        """Objects left out and not told yet; `_left_to`: number of the last one, `_left_since`: when it came."""
         self._left_to: int = before._left_to if before is not None else 0
+        self._left_since: float = before._left_since if before is not None else 0.0
         self._held: deque[_HeldObject] = before._held if before is not None else deque()
         self._bytes: int = before._bytes if before is not None else 0
         """Size of the objects that are held."""
@@ -77,22 +83,24 @@ class OwnSequence:
         value = str(self._key(parse_metadata(obj.metadata)))
         return message._replace(durability=digest(f"{body.uid} {value}".encode()), update=obj.platform.sequence)
 
-    def is_new(self, now: float) -> bool:
-        """Whether it has come so lately that who waits for it may not have been heard of."""
-        return now - self._begun < HELD_SECONDS
-
-    def hold(self, number: int, message: NodeMessage, until: float) -> None:
-        """Keep an object that nobody is there for, until that time (monotonic seconds)."""
+    def hold(self, number: int, message: NodeMessage, now: float, seconds: float, *, is_alone: bool) -> None:
+        """Keep an object that nobody wants, as far as is known by now: who does is told within so many seconds, or some
+        more. `is_alone`: no other node is there."""
+        least = HELD_SECONDS if is_alone or now - self._begun < HELD_SECONDS else WANTED_SECONDS
         with self._lock:
-            self._held.append(_HeldObject(until, number, message=message))
+            self._held.append(_HeldObject(now, now + max(seconds, least), number, message=message))
             self._bytes += len(message.body)
             while len(self._held) > HELD_MOST or self._bytes > HELD_BYTES:
                 self._give_up()
 
-    def skip(self, number: int) -> None:
-        """Nobody wants an object."""
-        with self._lock:
-            self._pass_over(1, number)
+    def look(self, now: float, *, is_wanted: bool) -> None:
+        """Say what is held, if somebody wants it by now, and keep nothing of which the time is over. Raises
+        BackPressureError."""
+        if is_wanted:
+            self.go(now, 0.0)
+        else:
+            with self._lock:
+                self._give_up_late(now)
 
     def go(self, now: float, timeout: float, number: int = 0, message: NodeMessage | None = None) -> None:
         """Say what is held, and then an object. Raises BackPressureError: nothing of it is lost by that."""
@@ -100,45 +108,44 @@ class OwnSequence:
             while self._held:
                 number_held, held = self._held[0].number, self._held[0].message
                 if held is not None and self._held[0].until > now:
-                    self._one(number_held, held, timeout)
+                    self._one(number_held, held, now, timeout)
                     self._held.popleft()
                     self._bytes -= len(held.body)
                 else:
                     self._give_up()
             if message is not None:
-                self._one(number, message, timeout)
+                self._one(number, message, now, timeout)
 
-    def leave_out(self, count: int, up_to: int, timeout: float) -> None:
-        """So many objects up to a number do not go. Raises BackPressureError."""
+    def leave_out(self, count: int, up_to: int, now: float, timeout: float) -> None:
+        """So many objects up to a number do not go, which is told behind what is held. Raises BackPressureError."""
         with self._lock:
             if up_to > self._left_to:  # or it is said again, as there was no room
-                self._pass_over(count, up_to)
+                self._held.append(_HeldObject(now, 0.0, up_to, count))
+            self._give_up_late(now)
             if not self._held:
-                self._tell_left(timeout)
+                self._tell_left(now, timeout)
 
-    def _pass_over(self, count: int, up_to: int) -> None:
-        """Leave out so many up to a number: behind what is held, if something is."""
-        if self._held:
-            self._held.append(_HeldObject(0.0, up_to, count))
-        else:
-            self._left, self._left_to = self._left + count, up_to
+    def _give_up_late(self, now: float) -> None:
+        while self._held and self._held[0].until <= now:
+            self._give_up()
 
     def _give_up(self) -> None:
         """Leave out the first of what is held."""
         gone = self._held.popleft()
-        self._left, self._left_to = self._left + gone.objects, gone.number
+        self._left, self._left_to, self._left_since = self._left + gone.objects, gone.number, gone.since
         self._bytes -= len(gone.message.body) if gone.message is not None else 0
 
-    def _one(self, number: int, message: NodeMessage, timeout: float) -> None:
-        self._tell_left(timeout)
+    def _one(self, number: int, message: NodeMessage, now: float, timeout: float) -> None:
+        self._tell_left(now, timeout)
         self._say(message, timeout)
         self.last = number
 
-    def _tell_left(self, timeout: float) -> None:
+    def _tell_left(self, now: float, timeout: float) -> None:
         if not self._left:
             return
         up_to = self._left_to
-        data = encoded(LeftOutBody(VERSION, self.body.uid, self._left, up_to))
+        age = max(0, int((now - self._left_since) * 1000))
+        data = encoded(LeftOutBody(VERSION, self.body.uid, self._left, up_to, age))
         life = int((self.body.expiration or LEFT_OUT_SECONDS) * 1000)
         self._say(NodeMessage(DatagramKind.SEQUENCE, DatagramMode.RELIABLE, data, expiration=life), timeout)
         self.last, self._left = max(self.last, up_to), 0

@@ -317,7 +317,7 @@ class Pipeline:
             self._tell_of_gap(registration, head.left_out)
         elif count:
             self.lose(registration, Cause.FILTERED, count)
-        if numbers > count and registration.tells_gaps and not head.is_lost:
+        if numbers > count > 0 and registration.tells_gaps and not head.is_lost:
             self._tell_of_gap(registration, numbers - count)
         if registration.judged == registration.sequence:  # otherwise what is under way before it
             registration.judged = head.sequence

@@ -16,9 +16,9 @@ from jbi_pubsub.network.datagram import DatagramKind, DatagramMode
 from jbi_pubsub.network.message import NodeMessage
 from jbi_pubsub.network.peers import NodePeer
 from jbi_pubsub.node import ordering, remote, schemas, words
-from jbi_pubsub.node.bodies import LeftOutBody, decoded_body
+from jbi_pubsub.node.bodies import VERSION, LeftOutBody, decoded_body, encoded
 from jbi_pubsub.node.infosphere import Infosphere
-from jbi_pubsub.protocol.wanted import Wanted
+from jbi_pubsub.protocol.wanted import Wanted, WantedType
 
 TYPE = TypeName("x")
 ALPHA, BRAVO = b"a" * 16, b"b" * 16
@@ -289,3 +289,20 @@ def test_what_was_lost_before_it_came_is_not_told_as_left_out(side: Infosphere, 
     said = [decoded_body(each.body) for each in wire.said[before:] if each.kind == DatagramKind.SEQUENCE]
     assert [(each.count, each.up_to) for each in said if isinstance(each, LeftOutBody)] == [(2, 3), (1, 7)]
     assert len(said) == 2
+
+
+def test_what_was_left_out_before_anybody_here_wanted_it_is_lacking_to_nobody(
+    side: Infosphere, wire: Wire, taken: Taken
+) -> None:
+    # Given a registration of another node, and subscribers here that want its type from now on
+    other = Infosphere(lambda: wire, NodeSection(), "other")
+    for message in as_said(other, wire, ALPHA, "r"):
+        side.deliver(message)
+    side.want(Wanted(1, (WantedType(TYPE),)))
+    # When objects were left out a minute ago, and others just now
+    for serial, left in enumerate((LeftOutBody(VERSION, "r", 2, 2, 60_000), LeftOutBody(VERSION, "r", 3, 5, 0)), 1):
+        side.deliver(
+            NodeMessage(DatagramKind.SEQUENCE, DatagramMode.RELIABLE, encoded(left), ALPHA, epoch=1, serial=serial)
+        )
+    # Expect the second ones to be lacking alone
+    assert taken.came == [("filtered", 0), ("filtered", 3)]

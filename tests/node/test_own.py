@@ -9,7 +9,7 @@ from jbi_pubsub.core.info_object import Head, ObjectAttributes, TypeName, pack
 from jbi_pubsub.network.datagram import DatagramKind, DatagramMode
 from jbi_pubsub.network.message import NodeMessage
 from jbi_pubsub.node.bodies import VERSION, LeftOutBody, SequenceBody, decoded_body
-from jbi_pubsub.node.own import HELD_MOST, OwnSequence
+from jbi_pubsub.node.own import HELD_MOST, HELD_SECONDS, OwnSequence
 
 pytestmark = pytest.mark.unit
 
@@ -19,6 +19,7 @@ class Line:
 
     def __init__(self) -> None:
         self.said: list[int | tuple[int, ...]] = []
+        self.ages: list[int] = []
         self.room = 1 << 30
         self.sequence = OwnSequence(SequenceBody(VERSION, "uid", TypeName("a.type"), bytes(16)), self._say)
 
@@ -31,13 +32,14 @@ class Line:
             return
         body = decoded_body(message.body)
         assert isinstance(body, LeftOutBody)
+        self.ages.append(body.age)
         self.said.append(tuple(range(body.up_to - body.count + 1, body.up_to + 1)))
 
     def go(self, now: float, number: int = 0) -> None:
         self.sequence.go(now, 0.0, number, _object(number) if number else None)
 
-    def hold(self, number: int, until: float = 10.0) -> None:
-        self.sequence.hold(number, _object(number), until)
+    def hold(self, number: int, until: float = HELD_SECONDS) -> None:
+        self.sequence.hold(number, _object(number), until - HELD_SECONDS, HELD_SECONDS, is_alone=True)
 
 
 def _object(number: int) -> NodeMessage:
@@ -49,14 +51,6 @@ def line() -> Line:
     return Line()
 
 
-def test_what_is_skipped_is_told_before_what_follows(line: Line) -> None:
-    line.go(0.0, 1)
-    for number in (2, 3):
-        line.sequence.skip(number)
-    line.go(0.0, 4)
-    assert line.said == [1, (2, 3), 4]
-
-
 def test_what_is_held_goes_first_and_what_is_over_is_left_out(line: Line) -> None:
     # Given objects that are held for different times; when another one goes as some are over
     line.hold(1, until=1.0)
@@ -66,13 +60,23 @@ def test_what_is_held_goes_first_and_what_is_over_is_left_out(line: Line) -> Non
     assert line.said == [(1, 2), 3, 4]
 
 
+def test_what_nobody_has_wanted_in_time_is_not_kept_and_told_with_its_age(line: Line) -> None:
+    # Given an object that is held, and nobody who wants it
+    line.hold(1, until=1.0)
+    line.hold(2, until=2.0)
+    line.sequence.look(1.5, is_wanted=False)
+    # When somebody wants what follows later
+    line.go(5.0, 3)
+    # Expect those before to be left out, and when the last one came to be told
+    assert (line.said, line.ages) == ([(1, 2), 3], [13_000])
+
+
 @pytest.mark.parametrize("until", [1.0, 10.0])
 def test_what_is_left_out_behind_what_is_held_is_told_behind_it(line: Line, until: float) -> None:
     # Given an object that is held, and others behind it that nobody wants, or that were left out before
     line.go(0.0, 1)
     line.hold(2, until=until)
-    line.sequence.skip(3)
-    line.sequence.leave_out(2, 5, 0.0)
+    line.sequence.leave_out(3, 5, 0.0, 0.0)
     assert line.said == [1]
     # When something follows, expect each number once, in order
     line.go(5.0, 6)
@@ -88,9 +92,9 @@ def test_of_too_many_that_are_held_the_first_are_left_out(line: Line) -> None:
 
 def test_nothing_is_lost_or_said_twice_where_there_is_no_room_for_a_while(line: Line) -> None:
     # Given things of each kind
-    line.sequence.skip(1)
-    for number in (2, 3):
-        line.hold(number) if number == 2 else line.sequence.skip(number)
+    line.hold(1, until=0.0)
+    line.hold(2)
+    line.sequence.leave_out(1, 3, 0.0, 0.0)
     # When there is room for one at a time
     for _ in range(4):
         line.room = 1
@@ -107,9 +111,9 @@ def test_what_was_left_out_and_finds_no_room_is_counted_once_when_it_is_said_aga
     line.room = 0
     for _ in range(2):
         with pytest.raises(BackPressureError):
-            line.sequence.leave_out(3, 3, 0.0)
+            line.sequence.leave_out(3, 3, 0.0, 0.0)
     line.room = 9
-    line.sequence.leave_out(3, 3, 0.0)
+    line.sequence.leave_out(3, 3, 0.0, 0.0)
     line.go(0.0, 4)
     assert line.said == [(1, 2, 3), 4]
 
