@@ -181,7 +181,7 @@ class Direction:
         with relay.lock:
             relay.last = obj.platform.sequence
             if relay.stands:
-                self._send(relay, obj)
+                self._send(relay, self._clock(), obj)
             else:
                 self._park(relay, obj)
                 self._wake.set()
@@ -216,17 +216,17 @@ class Direction:
         """Whether what has come that way is not to go this one."""
         return self.source.name in via or self.target.name in via or len(via) >= HOPS_MOST
 
-    def _send(self, relay: Relayed, obj: InfoObject) -> None:
-        """Under the relay's lock. Waits while there is no room."""
-        is_cut = obj.platform.payload_length != obj.payload_size  # on its way to us: it is not what was published
+    def _send(self, relay: Relayed, since: float, obj: InfoObject) -> None:
+        """Under the relay's lock; `since`: when it came (clock). Waits while there is no room."""
+        uid, is_cut = obj.platform.registration, obj.platform.payload_length != obj.payload_size  # on its way to us
         changed = None if is_cut else self.transformation.apply(obj)
         if changed is None:
             self._leave_out(relay, obj)
             return
         while not self._stopping.is_set():
             try:
-                relay.tell(self.target, obj.platform.registration, ROOM_SECONDS, obj.platform.sequence)
-                self.target.publish(obj.platform.registration, changed, self.source.name, ROOM_SECONDS)
+                relay.tell(self.target, uid, ROOM_SECONDS, obj.platform.sequence)
+                self.target.publish(uid, changed, self.source.name, ROOM_SECONDS, self._clock() - since)
             except BackPressureError:
                 continue
             except (UnknownUidError, WireError) as exc:  # the other side has not taken its registration back
@@ -267,18 +267,18 @@ class Direction:
 
     def _give_up(self, relay: Relayed) -> None:
         """Under the relay's lock: the oldest does not go. What another bridge has is not lost by that."""
-        if relay.gave_up(self._unpark(relay).platform.sequence):
+        if relay.gave_up(self._unpark(relay)[1].platform.sequence):
             with self._lock:
                 self.lost += 1
 
-    def _unpark(self, relay: Relayed) -> InfoObject:
-        """Under the relay's lock: the oldest."""
-        _, obj = relay.parked.popleft()
+    def _unpark(self, relay: Relayed) -> tuple[float, InfoObject]:
+        """Under the relay's lock: the oldest, and when it was parked (clock)."""
+        since, obj = relay.parked.popleft()
         size = _size(obj)
         relay.bytes -= size
         with self._lock:
             self._parked -= size
-        return obj
+        return since, obj
 
     # -- registrations: on the direction's own thread -------------------------------------------------------------
 
@@ -372,7 +372,7 @@ class Direction:
         with relay.lock:
             relay.stands = True
             while relay.parked and relay.stands:
-                self._send(relay, self._unpark(relay))
+                self._send(relay, *self._unpark(relay))
 
     def _drop(self, uid: str, relay: Relayed, *, waits: bool = False) -> bool:
         """Take it back on the other side; with `waits` when that has what was published: False, it has not."""

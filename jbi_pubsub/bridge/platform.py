@@ -88,9 +88,9 @@ class BridgePlatform(Protocol):
         """Not any more; with `waits` not before all that was published is there: False, it is not."""
         ...
 
-    def publish(self, uid: str, obj: InfoObject, source: str, timeout: float) -> None:
-        """An object of the platform `source`. Raises BackPressureError when there is no room within `timeout` seconds,
-        JbiError when it is refused."""
+    def publish(self, uid: str, obj: InfoObject, source: str, timeout: float, waited: float = 0.0) -> None:
+        """An object of the platform `source`, which has `waited` so many seconds here. Raises BackPressureError when
+        there is no room within `timeout` seconds, JbiError when it is refused."""
         ...
 
     def unfinished(self, uid: str) -> int:
@@ -99,8 +99,9 @@ class BridgePlatform(Protocol):
         ...
 
     def tell_filtered(self, uid: str, count: int, up_to: int, timeout: float, *, lost: bool = False) -> None:
-        """So many objects of a registration, with numbers up to `up_to`, were left out (0: nobody here lacks one); or `lost`, of one that is
-        sparse (0: it is not known how many; `up_to` may be less than their numbers). Raises as `publish`."""
+        """So many objects of a registration, with numbers up to `up_to`, were left out (0: nobody here lacks one); or
+        `lost`, of one that is sparse (0: it is not known how many; `up_to` may be less than their numbers). Raises as
+        `publish`."""
         ...
 
     def query(self, request: QueryRequest) -> RemoteAnswers:
@@ -278,9 +279,9 @@ class JbiPlatform:
         """See BridgePlatform."""
         return self._publisher.unregister_relayed(uid, waits=waits)
 
-    def publish(self, uid: str, obj: InfoObject, source: str, timeout: float) -> None:
+    def publish(self, uid: str, obj: InfoObject, source: str, timeout: float, waited: float = 0.0) -> None:
         """See BridgePlatform; one that was published already is not again."""
-        self._publisher.relay(uid, obj, source, timeout)
+        self._publisher.relay(uid, obj, source, timeout, waited)
 
     def unfinished(self, uid: str) -> int:
         """Objects that no delegate has acknowledged."""

@@ -318,7 +318,7 @@ class FederationPlatform(PlainPlatform):
         """As above."""
         return True
 
-    def publish(self, uid: str, obj: InfoObject, source: str, timeout: float) -> None:
+    def publish(self, uid: str, obj: InfoObject, source: str, timeout: float, waited: float = 0.0) -> None:
         """An object as an interaction, by the first rule that fits; without one it is left out. Raises
         BackPressureError while the federation is away or is saved, RtiError when it refuses."""
         deadline = time.monotonic() + timeout

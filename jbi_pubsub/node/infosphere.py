@@ -205,18 +205,20 @@ class Infosphere:
             self._changed()
         return True
 
-    def publish(self, uid: str, obj: InfoObject, source: str, timeout: float) -> None:
-        """See BridgePlatform."""
+    def publish(self, uid: str, obj: InfoObject, source: str, timeout: float, waited: float = 0.0) -> None:
+        """See BridgePlatform; the number of one that has expired meanwhile lacks, which is told as a loss elsewhere."""
         own = self._known(uid)
+        if (life := own.life(obj, waited)) <= 0:
+            return
         with self._lock:
             is_wanted = self._is_wanted(own.body)
             is_reliable = own.body.sending.mode == "unreliable" and self._remote.demand(own.body.type, "reliable")
-        message = own.message(obj, source, self._section.object_seconds, is_reliable=is_reliable)
+        message = own.message(obj, source, life, self._section.object_seconds, is_reliable=is_reliable)
         now, number = time.monotonic(), obj.platform.sequence
         if is_wanted:
             own.go(now, timeout, number, message)
         else:
-            own.hold(number, message, now, 2 * self._section.announce_seconds, is_alone=self._remote.is_alone())
+            own.hold(number, message, now, life, 2 * self._section.announce_seconds, is_alone=self._remote.is_alone())
 
     def tell_filtered(self, uid: str, count: int, up_to: int, timeout: float, *, lost: bool = False) -> None:
         """See BridgePlatform; of what is lost the other nodes hear that something is."""
@@ -307,15 +309,13 @@ class Infosphere:
     def _take(self, message: NodeMessage, thing: InfoObject | LeftOutBody) -> None:
         if isinstance(thing, LeftOutBody):
             uid, last, first = thing.uid, thing.up_to, thing.up_to - thing.count + 1
+            thing = self._interest.lacking(thing, self.remote(uid), time.monotonic())
         else:
             uid, last, first = thing.platform.registration, thing.platform.sequence, thing.platform.sequence
         with self._lock:
             remote = self._remote.of(uid, message, time.monotonic()) if uid not in self._own else None
         if remote is not None:
-            if isinstance(thing, LeftOutBody):
-                thing = self._interest.lacking(thing, remote.body, time.monotonic())
-            size = len(message.body) + OBJECT_BYTES
-            numbered = Numbered(last, first, message.epoch, message.serial, thing, size)
+            numbered = Numbered(last, first, message.epoch, message.serial, thing, len(message.body) + OBJECT_BYTES)
             is_reliable = message.mode != DatagramMode.UNRELIABLE
             self._go(remote.order.add(numbered) if is_reliable else remote.order.skip_to(numbered))
         while self._remote.room.is_full:

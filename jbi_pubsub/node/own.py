@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -40,6 +41,8 @@ class _HeldObject(NamedTuple):
     """Its number, or that of the last one."""
     objects: int = 1
     message: NodeMessage | None = None
+    expires: float = math.inf
+    """When its life ends, as its publisher says."""
 
 
 class OwnSequence:
@@ -68,27 +71,36 @@ class OwnSequence:
         key = body.sending.key
         self._key = compiled_xpath(f"string({key})", {}) if key else None
 
-    def message(self, obj: InfoObject, source: str, seconds: float, *, is_reliable: bool) -> NodeMessage:
-        """An object of the platform `source`, which lives for some seconds. `is_reliable`: somebody demands it."""
+    def life(self, obj: InfoObject, waited: float) -> float:
+        """Seconds that an object has left which has waited that long; inf where nobody says for how long it lives."""
+        attributes = obj.platform.attributes
+        said = (self.body.expiration, attributes.timeout if attributes is not None else 0.0)
+        return min(filter(None, said), default=math.inf) - waited
+
+    def message(self, obj: InfoObject, source: str, life: float, seconds: float, *, is_reliable: bool) -> NodeMessage:
+        """An object of the platform `source`. `life`: see above, and `seconds` where that is inf; `is_reliable`:
+        somebody demands it."""
         body, mode = self.body, _MODES[self.body.sending.mode]
         mode = DatagramMode.RELIABLE if is_reliable and mode == DatagramMode.UNRELIABLE else mode
         parcel = packed(obj, source).in_memory()
-        life = min(filter(None, (body.expiration, parcel.head.timeout)), default=seconds)
         message = NodeMessage(
             DatagramKind.PUBLICATION, mode, b"".join(parcel.parts),
-            expiration=max(1, int(life * 1000)), level=body.importance or 0,
+            expiration=_milliseconds(life if life < math.inf else seconds), level=body.importance or 0,
         )  # fmt: skip
         if self._key is None:
             return message
         value = str(self._key(parse_metadata(obj.metadata)))
         return message._replace(durability=digest(f"{body.uid} {value}".encode()), update=obj.platform.sequence)
 
-    def hold(self, number: int, message: NodeMessage, now: float, seconds: float, *, is_alone: bool) -> None:
+    def hold(
+        self, number: int, message: NodeMessage, now: float, life: float, seconds: float, *, is_alone: bool
+    ) -> None:
         """Keep an object that nobody wants, as far as is known by now: who does is told within so many seconds, or some
-        more. `is_alone`: no other node is there."""
+        more. `life`: see above; `is_alone`: no other node is there."""
         least = HELD_SECONDS if is_alone or now - self._begun < HELD_SECONDS else WANTED_SECONDS
+        until = now + min(max(seconds, least), life)
         with self._lock:
-            self._held.append(_HeldObject(now, now + max(seconds, least), number, message=message))
+            self._held.append(_HeldObject(now, until, number, 1, message, now + life))
             self._bytes += len(message.body)
             while len(self._held) > HELD_MOST or self._bytes > HELD_BYTES:
                 self._give_up()
@@ -108,7 +120,9 @@ class OwnSequence:
             while self._held:
                 number_held, held = self._held[0].number, self._held[0].message
                 if held is not None and self._held[0].until > now:
-                    self._one(number_held, held, now, timeout)
+                    left = self._held[0].expires - now
+                    aged = held._replace(expiration=_milliseconds(left)) if left < math.inf else held
+                    self._one(number_held, aged, now, timeout)
                     self._held.popleft()
                     self._bytes -= len(held.body)
                 else:
@@ -149,3 +163,8 @@ class OwnSequence:
         life = int((self.body.expiration or LEFT_OUT_SECONDS) * 1000)
         self._say(NodeMessage(DatagramKind.SEQUENCE, DatagramMode.RELIABLE, data, expiration=life), timeout)
         self.last, self._left = max(self.last, up_to), 0
+
+
+def _milliseconds(seconds: float) -> int:
+    """A life as a message says it."""
+    return max(1, int(seconds * 1000))

@@ -103,7 +103,7 @@ class RelayPublisher(PublisherAdapterLight):
         first: int | None = None, is_sparse: bool = False,
     ) -> None:  # fmt: skip
         """Register what is published elsewhere under `uid`. `request`: its schema, Entries and key, whether it is
-        validated, and its expiration, counted from when an object is relayed; `via`: the platforms that it has passed;
+        validated, and its expiration, counted from when an object has come; `via`: the platforms that it has passed;
         `first`, `is_sparse`: see Origin. Raises AccessDeniedError (also where the original stands, or another bridge's,
         or what follows that is missing), SchemaError, TypeConflictError, WireError."""
         connection = self._connection(delegate)
@@ -117,17 +117,17 @@ class RelayPublisher(PublisherAdapterLight):
         with self._lock:
             self._publications[publication.uid] = publication, connection
 
-    def relay(self, uid: str, obj: InfoObject, platform: str, timeout: float) -> bool:
-        """Publish an object, which has come from `platform`, unless it or a later one was: objects of a registration
-        keep their order. Waits up to `timeout` seconds for room. Raises UnknownUidError, BackPressureError, WireError
-        (the delegate does not take the registration)."""
+    def relay(self, uid: str, obj: InfoObject, platform: str, timeout: float, waited: float = 0.0) -> bool:
+        """Publish an object, which has come from `platform` so many seconds ago, unless it or a later one was: objects
+        of a registration keep their order. Waits up to `timeout` seconds for room. Raises UnknownUidError,
+        BackPressureError, WireError (the delegate does not take the registration)."""
         publication, connection = self._publication(RegistrationUid(uid))
         number = obj.platform.sequence
         with publication.lock:
             if number <= publication.sequence:
                 return False
             parcel = packed(obj, platform)
-            parcel.since = time.monotonic()
+            parcel.since = time.monotonic() - waited
             connection.publish(publication, [parcel], timeout)
             publication.sequence = number
         return True

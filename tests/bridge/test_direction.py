@@ -36,6 +36,7 @@ class Side:
         self.name = name
         self.there = published
         self.got: list[int] = []
+        self.waited: list[float] = []
         self.fails: list[JbiError | None] = []
         self.refusal: JbiError | None = None
         self.registered = self.unacknowledged = 0
@@ -73,10 +74,11 @@ class Side:
     def unregister(self, uid: str, *, waits: bool) -> bool:  # noqa: ARG002  # the protocol's
         return True
 
-    def publish(self, uid: str, obj: InfoObject, source: str, timeout: float) -> None:  # noqa: ARG002  # as above
+    def publish(self, uid: str, obj: InfoObject, source: str, timeout: float, waited: float = 0.0) -> None:  # noqa: ARG002  # as above
         if self.fails and (exc := self.fails.pop(0)) is not None:
             raise exc
         self.got.append(obj.platform.sequence)
+        self.waited.append(waited)
 
     def tell_filtered(self, uid: str, count: int, up_to: int, timeout: float, *, lost: bool = False) -> None:  # noqa: ARG002  # as above
         if self.fails and (exc := self.fails.pop(0)) is not None:
@@ -108,6 +110,20 @@ def test_what_waits_goes_in_order_when_the_other_side_fails_half_way() -> None:
     way.look()
     # Expect all of them in their order: what is behind a later one would not be taken any more
     assert target.got == [1, 2, 3, 4, 5]
+
+
+def test_how_long_an_object_has_waited_is_told_with_it() -> None:
+    # Given an object that waits for its registration, and another one five seconds later
+    now = [0.0]
+    target = Side("bravo")
+    way = direction(Side("alpha", BridgedRegistration(UID, TYPE)), target, lambda: now[0])
+    for number in (1, 2):
+        way.arrived(numbered(number))
+        now[0] += 5.0
+    # When it is registered, expect that told, so that neither lives longer than its publisher says
+    way.look()
+    way.arrived(numbered(3))
+    assert (target.got, target.waited) == ([1, 2, 3], [10.0, 5.0, 0.0])
 
 
 def test_who_stands_by_keeps_as_much_as_who_waits_for_a_side_that_is_away() -> None:

@@ -306,3 +306,15 @@ def test_what_was_left_out_before_anybody_here_wanted_it_is_lacking_to_nobody(
         )
     # Expect the second ones to be lacking alone
     assert taken.came == [("filtered", 0), ("filtered", 3)]
+
+
+def test_an_object_that_has_waited_is_said_with_the_life_that_it_has_left(side: Infosphere, wire: Wire) -> None:
+    # Given a registration whose objects live for 20 s
+    published = BridgedRegistration("r", TYPE, expiration=20.0)
+    side.register(published, TYPE, SchemaBundle("x", (("x", b"r"),)), (), validate=True)
+    # When three have waited, one of them for too long
+    for number, waited in ((1, 0.0), (2, 5.0), (3, 25.0)):
+        side.publish("r", obj("r", number), "here", 0.0, waited)
+    # Expect the others with the rest of it
+    said = [each for each in wire.said if each.kind == DatagramKind.PUBLICATION]
+    assert [each.expiration for each in said] == [20_000, 15_000]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from jbi_pubsub.core.errors import BackPressureError
@@ -20,6 +22,7 @@ class Line:
     def __init__(self) -> None:
         self.said: list[int | tuple[int, ...]] = []
         self.ages: list[int] = []
+        self.lives: list[int] = []
         self.room = 1 << 30
         self.sequence = OwnSequence(SequenceBody(VERSION, "uid", TypeName("a.type"), bytes(16)), self._say)
 
@@ -29,6 +32,7 @@ class Line:
         self.room -= 1
         if message.kind == DatagramKind.PUBLICATION:
             self.said.append(int(message.body))
+            self.lives.append(message.expiration)
             return
         body = decoded_body(message.body)
         assert isinstance(body, LeftOutBody)
@@ -39,7 +43,7 @@ class Line:
         self.sequence.go(now, 0.0, number, _object(number) if number else None)
 
     def hold(self, number: int, until: float = HELD_SECONDS) -> None:
-        self.sequence.hold(number, _object(number), until - HELD_SECONDS, HELD_SECONDS, is_alone=True)
+        self.sequence.hold(number, _object(number), until - HELD_SECONDS, math.inf, HELD_SECONDS, is_alone=True)
 
 
 def _object(number: int) -> NodeMessage:
@@ -121,12 +125,23 @@ def test_what_was_left_out_and_finds_no_room_is_counted_once_when_it_is_said_aga
 @pytest.mark.row("D-39")
 @pytest.mark.parametrize(
     ("registration", "own", "lives"),
-    [(0.0, 0.0, 60_000), (0.0, 5.0, 5_000), (9.0, 5.0, 5_000), (9.0, 50.0, 9_000), (90.0, 0.0, 90_000), (0.0, 1e-6, 1)],
+    [(0.0, 0.0, 0.0), (0.0, 5.0, 5.0), (9.0, 5.0, 5.0), (9.0, 50.0, 9.0), (90.0, 0.0, 90.0), (0.0, 1e-6, 1e-6)],
 )
 def test_an_object_lives_no_longer_than_it_or_its_registration_says(
-    registration: float, own: float, lives: int
+    registration: float, own: float, lives: float
 ) -> None:
     body = SequenceBody(VERSION, "uid", TypeName("a.type"), bytes(16), expiration=registration)
     head = Head("", "registration-1", 1, 1.0, "t", "1.0", b"", 0, attributes=ObjectAttributes(timeout=own))
-    message = OwnSequence(body, lambda *_: None).message(pack(head, b"").unpacked(), "here", 60.0, is_reliable=False)
-    assert message.expiration == lives
+    sequence, obj = OwnSequence(body, lambda *_: None), pack(head, b"").unpacked()
+    assert sequence.life(obj, 0.0) == (lives or math.inf)
+    assert sequence.life(obj, 4.0) == (lives or math.inf) - 4.0, "it has waited"
+
+
+def test_what_is_held_is_said_with_the_life_that_it_has_left(line: Line) -> None:
+    # Given an object that lives for five seconds, one that lives for a second, and one of which nobody says that
+    for number, life in ((1, 5.0), (2, 1.0), (3, math.inf)):
+        line.sequence.hold(number, _object(number)._replace(expiration=9), 0.0, life, 10.0, is_alone=False)
+    # When somebody wants them two seconds later
+    line.go(2.0)
+    # Expect them with what is left of it
+    assert (line.said, line.lives) == ([1, (2,), 3], [3_000, 9])

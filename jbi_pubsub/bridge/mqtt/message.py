@@ -81,14 +81,14 @@ class RetainedMessages:
         return message.retain and digest == before
 
 
-def message_of(obj: InfoObject, source: str, expiration: float = 0.0) -> tuple[bytes, Any]:
-    """Payload and properties for an object, which may wait for so many seconds (0.0: for ever), or less if it says
-    so."""
+def message_of(obj: InfoObject, source: str, expiration: float = 0.0, waited: float = 0.0) -> tuple[bytes, Any]:
+    """Payload and properties for an object, which may wait for so many seconds (0.0: for ever), or less if it says so,
+    and has `waited` so many of them."""
     paho = library()
     properties = paho.properties(paho.packets.PUBLISH)
     timeout = obj.platform.attributes.timeout if obj.platform.attributes is not None else 0.0
     if seconds := min(filter(None, (expiration, timeout)), default=0.0):
-        properties.MessageExpiryInterval = min(math.ceil(seconds), SESSION_MOST)
+        properties.MessageExpiryInterval = min(math.ceil(max(1.0, seconds - waited)), SESSION_MOST)
     if len(obj.metadata) > METADATA_MOST:
         properties.ContentType = ENVELOPE
         return b"".join(packed(obj, source).in_memory().parts), properties

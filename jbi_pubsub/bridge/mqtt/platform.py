@@ -288,10 +288,10 @@ class MqttPlatform(PlainPlatform):
         self._expirations.pop(uid, None)
         return True
 
-    def publish(self, uid: str, obj: InfoObject, source: str, timeout: float) -> None:
+    def publish(self, uid: str, obj: InfoObject, source: str, timeout: float, waited: float = 0.0) -> None:
         """An object as a message. Raises BackPressureError, OversizeError."""
         topic = f"{self._side.prefix}/{NO_TOPIC.sub('_', obj.type.name)}"
-        payload, properties = message_of(obj, source, self._expirations.get(uid, 0.0))
+        payload, properties = message_of(obj, source, self._expirations.get(uid, 0.0), waited)
         if self._packet_most and len(payload) + len(obj.metadata) + TOPIC_MOST > self._packet_most:
             raise OversizeError(f"object {obj.object_id} is larger than the broker takes ({self._packet_most} bytes)")
         full = library().client.MQTT_ERR_QUEUE_SIZE
