@@ -320,13 +320,19 @@ def _grant(call: ServiceCall, federate: int, pace: Pace, time: float) -> None:
     made = pace._replace(
         time=time, asked=None, is_exclusive=kind in ("TAR", "NMR") or (pace.is_exclusive and time == pace.time)
     )
-    mine = clock.sent.get(federate)
-    if mine:
-        _, mine = backlog.split(mine, math.nextafter(promised(made)[0], -math.inf))
-        clock = clock._replace(sent=put_entry(clock.sent, federate, mine))
+    clock = without_past(clock, federate, made)
     if arrived:
         clock = clock._replace(waiting=put_entry(clock.waiting, federate, queue))
     call.set_clock(clock._replace(paces=clock.paces.set(federate, made)))
+
+
+def without_past(clock: Clock, federate: int, pace: Pace) -> Clock:
+    """Without what a federate has sent and can't retract any more, as that is before what it promises."""
+    mine = clock.sent.get(federate)
+    if not mine:
+        return clock
+    _, mine = backlog.split(mine, math.nextafter(promised(pace)[0], -math.inf))
+    return clock._replace(sent=put_entry(clock.sent, federate, mine))
 
 
 def _is_due(clock: Clock, time: float, bounds: list[tuple[Bound, int]]) -> bool:
@@ -356,12 +362,22 @@ def _tell_watchers(call: ServiceCall) -> None:
         pace, galt = paces[federate], _first(galt_of(bounds, federate))
         alone, delay = _unprompted(clock, federate, galt)
         may_send = math.inf if pace.lookahead is None else promised(pace)[0]
-        watched = (galt, alone, delay, may_send if delay < math.inf else 0.0)
+        reached = max((each.time for each in ahead(clock, federate)), default=0.0)
+        watched = (galt, alone, delay, may_send if delay < math.inf else 0.0, reached)
         if watched != pace.watched:
             paces = paces.set(federate, pace._replace(watched=watched))
-            call.tell(federate, "lower_bound", galt, alone, delay, may_send)
+            call.tell(federate, "lower_bound", galt, alone, delay, may_send, reached)
     if paces is not clock.paces:
         call.change("clock", paces=paces)
+
+
+def ahead(clock: Clock, federate: int) -> list[Pace]:
+    """Others in whose past the federate may not begin to send: who is constrained, and surrogates that regulate, which
+    are where those beyond are."""
+    return [
+        each for other, each in clock.paces.items()
+        if other != federate and (each.is_constrained or (each.watched is not None and each.lookahead is not None))
+    ]  # fmt: skip
 
 
 def _unprompted(clock: Clock, federate: int, galt: float) -> tuple[float, float]:

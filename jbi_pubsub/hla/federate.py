@@ -178,9 +178,9 @@ class FederateAmbassador:
     def time_advance_grant(self, time: float) -> None:
         """The federate is at that time."""
 
-    def lower_bound(self, galt: float, alone: float, delay: float, may_send: float) -> None:
+    def lower_bound(self, galt: float, alone: float, delay: float, may_send: float, reached: float) -> None:
         """Nothing below `galt` will come; nothing below `alone`, if the federate sends nothing that it may send from
-        `may_send` on, and nothing within `delay` after what it sends."""
+        `may_send` on, and nothing within `delay` after what it sends. Others are at `reached`, at most."""
 
     def call_refused(self, error: JbiError) -> None:
         """An update or interaction without a time, which nobody waited for, was refused with that error, and nobody has

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final
 
 from . import backlog, objects
-from .clock import bounds_of, galt_of, is_held_by_another, promised, settle
+from .clock import ahead, bounds_of, galt_of, is_held_by_another, promised, settle, without_past
 from .exceptions import (
     AsynchronousDeliveryAlreadyDisabled,
     AsynchronousDeliveryAlreadyEnabled,
@@ -37,7 +37,7 @@ def enable_time_regulation(call: ServiceCall, lookahead: float) -> None:
     if pace.lookahead is not None:
         raise TimeRegulationAlreadyEnabled("the federate is time-regulating", hint="Call modify_lookahead")
     _check_at_rest(pace)
-    others = [each for other, each in clock.paces.items() if each.is_constrained and other != federate]
+    others = ahead(clock, federate)
     time = max([pace.time, *(each.time for each in others)])
     is_exclusive = any(each.is_exclusive for each in (pace, *others) if each.time == time)
     arrived, queue = backlog.split(clock.waiting.get(federate, ()), time)
@@ -135,7 +135,9 @@ def modify_lookahead(call: ServiceCall, lookahead: float) -> None:
     pace = _regulating(call)
     _check_at_rest(pace)
     floor = max(pace.floor, pace.time + (pace.lookahead or 0.0)) if lookahead < (pace.lookahead or 0.0) else pace.floor
-    _go_on(call, pace._replace(lookahead=lookahead, floor=floor))
+    made = pace._replace(lookahead=lookahead, floor=floor)
+    call.set_clock(without_past(call.execution.clock, call.federate, made))
+    _go_on(call, made)
 
 
 def watch_lower_bound(call: ServiceCall, on: bool) -> None:

@@ -228,14 +228,14 @@ def test_who_watches_hears_of_its_bound_behind_the_messages_below_it(pair: Any) 
     pair.call("bridge", "subscribe_interaction_class", pair.radio)
     pair.call("bridge", "enable_time_regulation", 0.5)
     pair.call("bridge", "watch_lower_bound", True)
-    assert pair.heard("bridge") == [("time_regulation_enabled", 0.0), ("lower_bound", 1.0, 1.0, math.inf, 0.5)]
+    assert pair.heard("bridge") == [("time_regulation_enabled", 0.0), ("lower_bound", 1.0, 1.0, math.inf, 0.5, 0.0)]
     send(pair, "a", b"2", 2.0)
     for each in "ab":
         pair.call(each, "time_advance_request", 4.0)
     assert [each[:2] for each in pair.heard("bridge")] == [("receive_interaction", pair.radio), ("lower_bound", 5.0)]
-    # and what it promises itself does not bound it
+    # and what it promises itself does not bound it, but others: it hears where they are
     pair.call("bridge", "time_advance_request", 4.5)
-    assert pair.heard("bridge") == [("time_advance_grant", 4.5)]
+    assert pair.heard("bridge") == [("time_advance_grant", 4.5), ("lower_bound", 5.0, 5.0, math.inf, 5.0, 4.0)]
 
 
 def test_who_watches_hears_of_its_bound_if_nobody_has_a_message_of_it(pair: Any) -> None:
@@ -246,10 +246,10 @@ def test_who_watches_hears_of_its_bound_if_nobody_has_a_message_of_it(pair: Any)
     # When all wait for a message; Expect it to hear when they send without one of it, and how soon after one of it
     for each in "ab":
         pair.call(each, "next_message_request", 9.0)
-    assert pair.heard("bridge")[-1] == ("lower_bound", 1.5, 10.0, 1.0, 0.5)
+    assert pair.heard("bridge")[-1] == ("lower_bound", 1.5, 10.0, 1.0, 0.5, 0.0)
     # and when it is to send nothing before some time
     pair.call("bridge", "time_advance_request", 2.0)
-    assert pair.heard("bridge") == [("time_advance_grant", 2.0), ("lower_bound", 3.5, 10.0, 1.0, 2.5)]
+    assert pair.heard("bridge") == [("time_advance_grant", 2.0), ("lower_bound", 3.5, 10.0, 1.0, 2.5, 0.0)]
 
 
 # -- whatever is asked for ------------------------------------------------------------------------------------------

@@ -120,10 +120,18 @@ class Times:
         for name, one in sorted(self.federates.items()):
             if one.watched is not None:
                 galt, alone, delay, may_send = self.watched(name)
-                watched = galt, alone, delay, may_send if delay < math.inf else -1.0
+                reached = max((each.time for each in self.ahead(name)), default=0.0)
+                watched = galt, alone, delay, may_send if delay < math.inf else -1.0, reached
                 if watched != one.watched:
                     one.watched = watched
-                    self.tell(name, "lower_bound", galt, alone, delay, may_send)
+                    self.tell(name, "lower_bound", galt, alone, delay, may_send, reached)
+
+    def ahead(self, name: str) -> list[Clocked]:
+        """Those that nothing may come to below their time; who watches and regulates is where others are."""
+        return [
+            each for other, each in self.federates.items()
+            if other != name and (each.constrained or (each.watched is not None and each.lookahead is not None))
+        ]  # fmt: skip
 
     def watched(self, name: str) -> tuple[float, float, float, float]:
         """GALT, as the first moment that can be; the same if the federate sent nothing any more; where that is
@@ -183,7 +191,7 @@ class Times:
         if one.lookahead is not None:
             raise Refused("TimeRegulationAlreadyEnabled")
         self.at_rest(one)
-        others = [each for each in self.federates.values() if each is not one and each.constrained]
+        others = self.ahead(name)
         times = sorted((each.time, each.told_all) for each in [one, *others])
         one.time, one.told_all = times[-1]
         one.lookahead, one.given, one.larger = lookahead, [], []

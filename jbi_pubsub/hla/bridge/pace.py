@@ -3,9 +3,12 @@
 The surrogates regulate, and are not constrained: each gets messages as they come, and hears of the least time stamp
 that can still come from its own side (watch_lower_bound), behind all messages below it. What a surrogate promises on
 its side is the least of that bound of the other side and of the time stamps that wait in the link from there; so it
-never promises what a message in the bridge would break. It advances to the promise less its lookahead, which is why
-that has to be above 0. As no bound of a side contains that of its own surrogate, two sides that wait for the same time
-are both granted it, as by one RTI.
+never promises what a message in the bridge would break. As no bound of a side contains that of its own surrogate, two
+sides that wait for the same time are both granted it, as by one RTI.
+
+A surrogate is at the time of the foremost constrained federate of the other side, as far as it knows when it promises
+more: who begins to regulate beside it begins where it is. Its lookahead reaches from there to the promise, and is at
+least that of the plan.
 
 A federate that waits for the next message sends before its bound if a message comes over the bridge: at the time stamp
 of that and its lookahead, at the earliest. So an RTI tells its bound if nothing comes over the bridge, and the least
@@ -24,10 +27,12 @@ from . import passage
 from .state import Bridge, Turn
 
 
-def heard_bound(turn: Turn, side: int, galt: float, alone: float, delay: float, may_send: float) -> None:
+def heard_bound(
+    turn: Turn, side: int, galt: float, alone: float, delay: float, may_send: float, reached: float
+) -> None:
     """The least time stamp that can still come from a side, whatever goes there and if nothing does; see the module."""
     sent = tuple(each for each in turn.bridge.paces[side].sent if each >= may_send)
-    turn.set_pace(side, alone=alone, delay=delay, sent=sent)
+    turn.set_pace(side, alone=alone, delay=delay, sent=sent, reached=reached)
     passage.gone_for_good(turn, side, galt)
     promise(turn, 1 - side)
     promise(turn, side)
@@ -35,7 +40,8 @@ def heard_bound(turn: Turn, side: int, galt: float, alone: float, delay: float, 
 
 def enabled(turn: Turn, side: int, time: float) -> None:
     """The surrogate on a side regulates."""
-    turn.set_pace(side, state="granted", time=time)
+    turn.set_pace(side, state="granted", time=time, promised=time + turn.plan.lookahead,
+                  lookahead=turn.plan.lookahead)  # fmt: skip
     promise(turn, side)
 
 
@@ -53,7 +59,7 @@ def refused(turn: Turn, side: int) -> None:
 def again(turn: Turn, side: int) -> None:
     """Ask once more for what was refused: the save or restore on that side is over."""
     if turn.bridge.paces[side].stale:
-        pace = turn.set_pace(side, stale=False)
+        pace = turn.set_pace(side, stale=False, promised=0.0, lookahead=0.0)
         if pace.state == "enabling":
             turn.set_pace(side, state="off")
         elif pace.state == "advancing":
@@ -90,14 +96,28 @@ def promise(turn: Turn, side: int) -> None:
         if safe == math.inf:
             turn.set_pace(side, state="off")
             turn.call(side, "disable_time_regulation", about=("pace",))
-        elif (time := _before(safe, turn.plan.lookahead)) > pace.time:
-            turn.set_pace(side, state="advancing")
-            turn.call(side, "time_advance_request", time, about=("pace",))
+        else:
+            _advance(turn, side, safe)
 
 
-def _before(safe: float, lookahead: float) -> float:
-    """The latest time that with the lookahead is not above what is safe."""
-    time = safe - lookahead
-    while time + lookahead > safe:
-        time = math.nextafter(time, -math.inf)
-    return time
+def _advance(turn: Turn, side: int, safe: float) -> None:
+    """Promise more, where the other side is: with the lookahead by which that is what is safe."""
+    pace = turn.bridge.paces[side]
+    if safe <= pace.promised:
+        return
+    time = max(pace.time, min(turn.bridge.paces[1 - side].reached, _before(safe, turn.plan.lookahead)))
+    lookahead = _before(safe, time)
+    turn.set_pace(side, promised=safe, lookahead=lookahead)
+    if lookahead != pace.lookahead:
+        turn.call(side, "modify_lookahead", lookahead, about=("pace",))
+    if time > pace.time:
+        turn.set_pace(side, state="advancing")
+        turn.call(side, "time_advance_request", time, about=("pace",))
+
+
+def _before(safe: float, other: float) -> float:
+    """The greatest number that with the other one is not above what is safe."""
+    found = safe - other
+    while found + other > safe:
+        found = math.nextafter(found, -math.inf)
+    return found

@@ -218,7 +218,7 @@ def _time(turn: Turn, side: int, entry: Entry, orders: Iterable[Order]) -> float
         return time
     if entry.time is None:
         return None if "timestamp" in orders else time
-    if pace.state != "enabling" and time < pace.time + turn.plan.lookahead:
+    if pace.state != "enabling" and time < pace.promised:
         turn.count(f"late.{side}")
         return None
     if time not in pace.sent:

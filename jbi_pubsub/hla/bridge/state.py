@@ -127,6 +127,12 @@ class Pace(NamedTuple):
     """Whether its request was refused, since its federation is saved or restored."""
     delay: float = math.inf
     """The least time from a message that goes there until one that comes of it."""
+    reached: float = 0.0
+    """Time of the foremost of those there."""
+    promised: float = 0.0
+    """The surrogate sends nothing there below that time."""
+    lookahead: float = 0.0
+    """By which it says so; 0: it says it anew."""
     sent: tuple[float, ...] = ()
     """Time stamps of messages that went there, of which that was told without them, or may have been."""
 

@@ -19,9 +19,9 @@ CALL = fom().interaction_class("Call")
 DECLARED = f"publish_interaction_class({CALL}); subscribe_interaction_class({CALL})"
 
 
-def explored(text: str, sizes: tuple[int, ...], regulates: str = "fg", lookahead: float = 1.0) -> Exploration:
+def explored(text: str, sizes: tuple[int, ...], regulates: str = "fgh", lookahead: float = 1.0) -> Exploration:
     """All are constrained, those of some federations regulate; then what a script says, before `---` in this order."""
-    every = [f"{'fg'[federation]}{number}" for federation, size in enumerate(sizes) for number in range(size)]
+    every = [f"{'fgh'[federation]}{number}" for federation, size in enumerate(sizes) for number in range(size)]
     first = [f"{each}: {DECLARED}\n" for each in every]
     first += [f"{each}: enable_time_regulation({lookahead})\n" for each in every if each[0] in regulates]
     first += [f"{each}: enable_time_constrained()\n" for each in every]
@@ -74,6 +74,19 @@ f0 <- receive_interaction({CALL}, (), b"1", None)
     assert (verdict, end) == ("IN_THE_PAST", FINE[1])
 
 
+@pytest.mark.parametrize("sizes", [(1, 1), (1, 1, 1), (1, 2)])
+def test_who_begins_to_regulate_is_where_those_beyond_are(sizes: tuple[int, ...]) -> None:
+    # Given one who is at 10; When another one beyond begins; Expect him to be there, and nothing of him to be late
+    late = f"{'fgh'[len(sizes) - 1]}0"
+    text = f"""f0: time_advance_request(10.0)
+---
+{late}: enable_time_regulation(1.0)
+{late} <- time_regulation_enabled(10.0)
+{late}: send_interaction({CALL}, (), b"1", 11.0)
+"""
+    assert said(explored(text, sizes, regulates="f")) == FINE
+
+
 END = 1000.0
 LOOKAHEADS = (0.5, 1.0, 2.0)
 ADVANCES = ("time_advance_request", "time_advance_request_available", "next_message_request_available",
@@ -85,7 +98,7 @@ class Walk:
 
     def __init__(self, sizes: tuple[int, ...], random: Random) -> None:
         self.random = random
-        every = [f"{'fg'[federation]}{number}" for federation, size in enumerate(sizes) for number in range(size)]
+        every = [f"{'fgh'[federation]}{number}" for federation, size in enumerate(sizes) for number in range(size)]
         text = "".join(f"{each}: {DECLARED}\n" for each in every)
         for each in every:
             text += f"{each}: enable_time_regulation({random.choice(LOOKAHEADS)})\n" * (random.random() < 0.85)

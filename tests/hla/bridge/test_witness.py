@@ -227,12 +227,11 @@ def test_time_goes_on_behind_a_save() -> None:
         f"""{SAVES}f0: enable_time_regulation(1.0); enable_time_constrained()
 g0: enable_time_regulation(1.0); enable_time_constrained()
 ---
+g0: time_advance_request(5.0)
 f0: request_federation_save("L")
 f0 <- federation_saved("L")
 f0: time_advance_request(5.0)
 f0 <- time_advance_grant(5.0)
-g0 <- federation_saved("L")
-g0: time_advance_request(5.0)
 g0 <- time_advance_grant(5.0)
 """,
         Solutions(),
