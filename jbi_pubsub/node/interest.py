@@ -18,8 +18,8 @@ class OwnInterest:
 
     def __init__(self) -> None:
         self._untold: Wanted | None = None
-        self._since: Mapping[TypeName, float] | None = None
-        """Types that are wanted, and since when; None: all are, or it is not known."""
+        self._since: Mapping[TypeName, float] | None = {}
+        """Types that are wanted, and since when; None: all are."""
 
     def note(self, wanted: Wanted, now: float) -> None:
         """Note what they want now."""

@@ -209,9 +209,9 @@ class RemoteRegistry:
     def _stand(self, session_id: str, record: RemoteSubscription, granted: Grant, revision: int) -> None:
         link, subscription = self._link, record.subscription
         flow = self._flow(subscription, granted, revision)
+        subscription.stand_at(link.ref.service_id, flow.consume)
         with link.changed:
             link.is_dirty = link.is_dirty or revision != subscription.terms.revision  # amended meanwhile
-            subscription.stood_at.add(link.ref.service_id)
             subscription.is_narrowed = subscription.is_narrowed or granted.narrowed
             if subscription.request.direct and not link.is_open(session_id):
                 self.remotes.lose_granted(record, flow)  # the next session has it again

@@ -59,9 +59,11 @@ class RegistrationProgress:
     predecessor still has between its last delivery and the successor's first one comes from nobody else.
     """
 
-    __slots__ = ("is_counted", "last", "overtaken", "since", "source")
+    __slots__ = ("is_counted", "last", "overtaken", "since", "source", "turn")
 
-    def __init__(self, source: Consumer) -> None:
+    def __init__(self, source: Consumer, turn: int) -> None:
+        """`turn`: of the source that stood last when it began; what a later one has from before is not of interest."""
+        self.turn = turn
         self.source: Consumer | None = source
         """None: it has told what was lost there, and gives no more."""
         self.last = self.since = self.overtaken = 0
@@ -78,9 +80,11 @@ class RegistrationProgress:
         self.source, self.overtaken, self.since = source, self.last, sequence
         return sequence - self.overtaken - 1 if is_open else 0
 
-    def is_late(self, sequence: int, source: Consumer) -> bool:
-        """Whether an object that is not new was never seen; asked once for each."""
+    def is_late(self, sequence: int, source: Consumer, turn: int) -> bool:
+        """Whether an object that is not new was never seen, nor is from before; asked once for each."""
         if source == self.source or self.is_counted or not self.overtaken < sequence < self.since:
+            return False
+        if not self.overtaken and turn > self.turn:
             return False
         self.overtaken = sequence
         return True
@@ -92,14 +96,27 @@ class ArrivalOrder:
 
     def __init__(self) -> None:
         self._registrations: OrderedDict[str, RegistrationProgress] = OrderedDict()
+        self._turns: dict[Consumer, int] = {}
+        """Sources that stand, by the order in which they came to do so."""
+        self._turn = 0
         self._moved: set[Consumer] = set()
         """Sources from which registrations have moved, and whose session has not ended."""
+
+    def open(self, source: Consumer) -> None:
+        """The subscription stands at a source from now on. One that was started again hears all that its network still
+        has, also from before the subscription."""
+        self._turn += 1
+        self._turns[source] = self._turn
+
+    def is_late(self, progress: RegistrationProgress, sequence: int, source: Consumer) -> bool:
+        """See `RegistrationProgress.is_late`."""
+        return progress.is_late(sequence, source, self._turns.get(source, 0))
 
     def of(self, registration: str, source: Consumer) -> RegistrationProgress:
         """Progress of a registration, of which something comes from that source."""
         progress = self._registrations.get(registration)
         if progress is None:
-            progress = self._registrations[registration] = RegistrationProgress(source)
+            progress = self._registrations[registration] = RegistrationProgress(source, self._turn)
             if len(self._registrations) > REGISTRATIONS_REMEMBERED:
                 self._registrations.popitem(last=False)
         self._registrations.move_to_end(registration)
@@ -123,6 +140,7 @@ class ArrivalOrder:
     def settle(self, source: Consumer) -> None:
         """Expect nothing more from there: what was lost there is told, or about to be."""
         self._moved.discard(source)
+        self._turns.pop(source, None)
         for progress in self._registrations.values():
             if progress.source == source:
                 progress.source = None
@@ -299,6 +317,12 @@ class LocalSubscription:
             if line not in before.lines:
                 matching_log.warning("subscription %s: %s", self.uid, line, extra={"subscription": self.uid})
 
+    def stand_at(self, server: str, source: Consumer) -> None:
+        """Note that it stands at a delegate or peer publisher from now on, of which `source` is told what is taken."""
+        with self.queue.changed:
+            self.stood_at.add(server)
+            self.order.open(source)
+
     def note_gone(self, server: str) -> None:
         """A registration has gone at a delegate or peer publisher: the next one there has not been judged."""
         with self.queue.changed:
@@ -344,7 +368,7 @@ class LocalSubscription:
                     self.queue.waiting.append((obj, consumed))
                     continue
                 dropped += 1
-                late += progress.is_late(sequence, consumed)
+                late += self.order.is_late(progress, sequence, consumed)
             if objects:
                 self.arrived += len(objects) - dropped
                 self.duplicates += dropped - late

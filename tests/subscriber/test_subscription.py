@@ -140,6 +140,21 @@ def test_what_a_delegate_sends_after_another_has_gone_on_is_a_loss(predicate: st
         assert subscription.duplicates == 6
 
 
+def test_what_is_from_before_a_subscription_is_not_lost_when_its_delegate_is_started_again(
+    subscription: LocalSubscription,
+) -> None:
+    # Given a subscription whose first object is the hundredth of its registration, and a delegate that was killed
+    first, second = Delegate(), Delegate()
+    subscription.stand_at("delegate", first.consumed)
+    subscription.add([_object(n) for n in (100, 101)], first.consumed)
+    # When it is started again, and has older ones as well
+    subscription.stand_at("delegate", second.consumed)
+    subscription.add([_object(n) for n in (1, 2, 99, 100, 101, 102)], second.consumed)
+    # Expect what is new, and no loss
+    assert _taken(subscription) == [100, 101, 102]
+    assert (subscription.duplicates, subscription.losses.by_cause) == (5, {})
+
+
 class _Told:
     """A listener that notes what it is told, in order."""
 
