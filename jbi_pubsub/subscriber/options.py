@@ -166,8 +166,10 @@ class Conditions(TypeOptions, ContentOptions, total=False):
     received: bool
     """Whether `since` and `until` are of receipt."""
     after: int | str | None
-    """Place behind which the query begins: that of an object's `platform.place`, of one archive, another one refuses;
-    or a position alone, of which nobody can tell."""
+    """Place of an object (its `platform.place`), of one archive, another one refuses; or a position alone, of which
+    nobody can tell. Objects above it come, in whatever `order`: the next page where the oldest come first."""
+    before: int | str | None
+    """The same, but objects below it come: the next page with order="newest"."""
     up_to: int | None
     """Last position."""
     registrations: Sequence[str] | None
@@ -238,6 +240,11 @@ def query_request(
     after, archive = (0, "") if (behind := given.get("after")) is None else place_at(behind, "after")
     up_to = _within("up_to", given.get("up_to"), 0, MAX_POSITION, MAX_POSITION)
     _check_order("after", after, "up_to", up_to)
+    if (next_page := given.get("before")) is not None:
+        before, other = place_at(next_page, "before")
+        if archive and other and archive != other:
+            raise ConfigurationError("after and before are places of two archives", hint="A query has a place of one")
+        up_to, archive = min(up_to, max(after, before - 1)), archive or other
     least = _within("least_payload", given.get("least_payload"), 0, MAX_LIMIT, 0)
     most = _within("most_payload", given.get("most_payload"), 0, MAX_LIMIT, MAX_LIMIT)
     _check_order("least_payload", least, "most_payload", most)

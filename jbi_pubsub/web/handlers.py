@@ -376,6 +376,12 @@ _SAME: Final = (
 
 
 def _conditions(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Conditions of a query, as the adapter calls them."""
+    """Conditions of a query, as the adapter calls them: `after` is what follows in the order of the answer. Raises
+    RefusedError."""
     found = {name: given[name] for name in _SAME if name in given}
+    if "after" in found and found.get("order") == "newest":
+        if "latest_by" in found:  # below a place others are the newest of their keys
+            error = ArgumentError("after is not for latest_by with order=newest", hint="order=oldest", argument="after")
+            raise RefusedError(422, error)
+        found["before"] = found.pop("after")
     return {**found, "version": _any(given["version"]), "namespaces": namespaces_of(given.get("ns", []))}

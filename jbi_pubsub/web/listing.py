@@ -327,7 +327,7 @@ _ASKING: Final = (
     OperationParameter("since", "Published at this time or later: 2026-11-01T00:00Z, or 2h ago", form=_TIME_FORM),
     OperationParameter("until", "Published at this time or earlier", form=_TIME_FORM),
     OperationParameter("received", "since and until are times of receipt", kind="boolean"),
-    OperationParameter("after", "Behind the `place` of an object, in its archive; a position alone will do", form={"pattern": f"^{_PLACE}$"}),
+    OperationParameter("after", "Behind the `place` of an object, in its archive (with order=newest: older objects); a position alone will do", form={"pattern": f"^{_PLACE}$"}),
     OperationParameter("up_to", "Positions not above this one", kind="integer", least=0, most=MAX_POSITION),
     OperationParameter("publisher", "Name that the publisher goes by", form={"maxLength": 1_024}),
     OperationParameter("least_payload", "Bytes of the payload at least", kind="integer", least=0, most=2**53),

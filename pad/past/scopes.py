@@ -62,7 +62,8 @@ class ArchiveScopes:
         """That query for this caller, over all that is on disk by now; `apart` as in `scopes_of`. Raises
         AccessDeniedError, PredicateError, ConfigurationError, EntryError, StorageError."""
         check_allowed(self._access, request, caller)
-        self.check_place(request.after, request.archive)
+        is_before = not request.after and request.up_to < MAX_POSITION  # its place is the one above the last position
+        self.check_place(request.up_to + 1 if is_before else request.after, request.archive)
         up_to = min(request.up_to, self._keeping.synced)
         scopes, left_out, is_narrowed = self.scopes_of(request, caller, "query", apart=apart)
         if left_out and not scopes and caller is not None:

@@ -95,11 +95,14 @@ def test_who_goes_on_from_a_place_is_told_if_the_archive_is_another(
     # Expect a query behind the place to be answered by the archive that gave it alone
     if how in ("the same", "again"):
         assert _latitudes(subscriber.query(TYPE, after=place)) == [4, 5, 6, 7]
+        assert _latitudes(subscriber.query(TYPE, before=place, order="newest")) == [2, 1]
     else:
         with pytest.raises(ConfigurationError, match="position 3 is not one of this archive"):
             subscriber.count(TYPE, after=place)
         with pytest.raises(ConfigurationError, match="position 3 is not one of this archive"):
             subscriber.open_query(TYPE, after=place)
+        with pytest.raises(ConfigurationError, match="position 3 is not one of this archive"):
+            subscriber.open_query(TYPE, before=place)
     # Expect what is behind the place; where that is not known, all that there is, and to be told so
     expected = {"wiped": [5, 6, 7], "a copy": [1, 2, 5, 6, 7]}.get(how, [4, 5, 6, 7])
     told = {} if how in ("the same", "again") else {"other_archive": 1}
@@ -176,6 +179,27 @@ def test_a_durable_subscription_is_not_set_to_a_place_of_another_archive(kept: K
     # When it is set to a place that another archive gave, expect that to be refused
     with pytest.raises(ConfigurationError, match="position 1 is not one of this archive"):
         subscriber.reset_durable("d", f"1@{'0' * 32}")
+
+
+def test_pages_follow_each_other_by_the_place_of_their_last_object(kept: Kept, federation: Federation) -> None:
+    # Given an archive with five objects
+    kept.publish(1, 2, 3, 4, 5)
+    subscriber = federation.subscriber()
+    # When each page begins behind the last object of the one before, expect no gap and no repetition
+    for order, side in (("oldest", "after"), ("newest", "before")):
+        pages: list[list[int]] = []
+        place: dict[str, Any] = {}
+        while page := list(subscriber.query(TYPE, order=order, limit=2, **place)):
+            pages.append(_latitudes(page))
+            place = {side: page[-1].platform.place}
+        assert pages == ([[1, 2], [3, 4], [5]] if order == "oldest" else [[5, 4], [3, 2], [1]])
+    # Expect another archive to refuse the lowest place as well, and two bounds to hold together
+    with pytest.raises(ConfigurationError, match="position 1 is not one of this archive"):
+        subscriber.open_query(TYPE, before=f"1@{'0' * 32}")
+    assert _latitudes(subscriber.query(TYPE, after=1, before=4, up_to=2)) == [2]
+    assert _latitudes(subscriber.query(TYPE, after=4, before=2)) == []
+    with pytest.raises(ConfigurationError, match="places of two archives"):
+        subscriber.open_query(TYPE, after=f"1@{'0' * 32}", before=f"2@{'1' * 32}")
 
 
 @pytest.mark.parametrize("text", ["1@", "1@xyz", f"{'1' * 20}@{'0' * 32}", f"1@{'0' * 33}", "@"])

@@ -128,6 +128,14 @@ def test_archives_are_asked_page_by_page(reached: Callable[..., Any]) -> None:
     assert ([each["id"] for each in page["objects"]], page["more"]) == (ids[1:3], True)
     rest = it.ask("GET", f"{TYPE}/query?predicate=//n%3E0&after={page['objects'][-1]['place']}").json()
     assert ([each["id"] for each in rest["objects"]], rest["more"], rest["partial"]) == (ids[3:], False, [])
+    # and newest first, page by page to the oldest
+    newest, at = list[str](), ""
+    while (page := it.ask("GET", f"{TYPE}/query?order=newest&limit=2{at}").json())["more"]:
+        newest += [each["id"] for each in page["objects"]]
+        at = f"&after={page['objects'][-1]['place']}"
+    assert newest + [each["id"] for each in page["objects"]] == ids[::-1]
+    key = it.ask("GET", f"{TYPE}/query?order=newest&latest_by=//n&after=3")
+    assert (key.status, key.json()["facts"]) == (422, {"argument": "after"})
     assert it.ask("GET", f"{TYPE}/count?least_payload=3").json() == {"count": 2, "partial": []}
     assert it.ask("GET", f"/v1/objects/{ids[1]}").json()["metadata"] == report(1).decode()
     payload = it.ask("GET", f"/v1/objects/{ids[3]}/payload")
