@@ -49,7 +49,8 @@ class NodeSection(Section, frozen=True):
     announce_seconds: Term = 2.0
     """Seconds between two announcements on its networks: its identity, and the messages that it has."""
     node_timeout: Term = 10.0
-    """Seconds without an announcement after which another node counts as gone."""
+    """Seconds without an announcement after which another node counts as gone: more than `announce_seconds`, as some
+    announcements are lost."""
     sequence_timeout: Term = 30.0
     """Seconds after which the publications of a node that is gone end; they return with the node."""
     object_seconds: Term = 60.0

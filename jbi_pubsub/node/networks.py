@@ -17,7 +17,7 @@ from jbi_pubsub.bridge.mirror import Direction, Mirror
 from jbi_pubsub.bridge.platform import JbiPlatform
 from jbi_pubsub.bridge.transformation import Transformation
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import ProtocolError
+from jbi_pubsub.core.errors import ConfigurationError, ProtocolError
 from jbi_pubsub.core.info_object import InfoObject
 from jbi_pubsub.core.node_sections import CERTIFICATES
 from jbi_pubsub.core.sealing import DatagramSealing
@@ -239,7 +239,15 @@ def _persistence(
 
 
 def _settings(config: Config, name: str, addresses: tuple[str, ...]) -> ExchangeSettings:
+    """Raises ConfigurationError for terms by which other nodes would be gone between two of their announcements."""
     node = config.node
+    if node.node_timeout <= node.announce_seconds:
+        raise ConfigurationError(
+            f"[node] node_timeout = {node.node_timeout:g} is not more than announce_seconds ="
+            f" {node.announce_seconds:g}: other nodes would count as gone between two announcements",
+            hint=f"Set node_timeout to several times announce_seconds, such as {5 * node.announce_seconds:g}",
+            key="node.node_timeout",
+        )
     block = min(each.block for each in config.network.values())
     roles = (ANSWERS,) * node.answer + (STORES,) * (node.volunteer and bool(config.archive.folder))
     form = MessageForm(block, _HASHES[node.hash], node.compression, node.max_hops, together=TOGETHER_BLOCKS * block)

@@ -349,6 +349,11 @@ def test_a_misspelt_plug_in_is_told_before_the_lack_of_a_key(settings: Config) -
         NodeService(msgspec.structs.replace(settings, network=network))
 
 
+def test_a_time_in_which_nobody_announces_itself_is_refused(nodes: NodesOnNetworks) -> None:
+    with pytest.raises(ConfigurationError, match=r"node_timeout = 2 is not more than announce_seconds = 2.*such as 10"):
+        nodes.start("alpha", announce_seconds=2.0, node_timeout=2.0)
+
+
 def test_of_two_nodes_with_one_id_each_goes_on_as_another(
     nodes: NodesOnNetworks, figures: Any, tmp_path: Path, eventually: Callable[..., Any]
 ) -> None:
