@@ -22,6 +22,7 @@ When nobody regulates on the far side the surrogate does not either.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 
 from . import passage
 from .state import Bridge, Turn
@@ -31,7 +32,8 @@ def heard_bound(
     turn: Turn, side: int, galt: float, alone: float, delay: float, may_send: float, reached: float
 ) -> None:
     """The least time stamp that can still come from a side, whatever goes there and if nothing does; see the module."""
-    sent = tuple(each for each in turn.bridge.paces[side].sent if each >= may_send)
+    sent = turn.bridge.paces[side].sent
+    sent = sent[bisect_left(sent, may_send) :]
     turn.set_pace(side, alone=alone, delay=delay, sent=sent, reached=reached)
     passage.gone_for_good(turn, side, galt)
     promise(turn, 1 - side)
@@ -76,7 +78,7 @@ def _under_way(bridge: Bridge, side: int) -> float:
     """The same of a side, if it gets nothing more than what it has got."""
     pace = bridge.paces[side]
     waiting = (each.time for each in bridge.links[side].data if each.time is not None)
-    return min(pace.alone, min(pace.sent, default=math.inf) + pace.delay, min(waiting, default=math.inf))
+    return min(pace.alone, next(iter(pace.sent), math.inf) + pace.delay, min(waiting, default=math.inf))
 
 
 def promise(turn: Turn, side: int) -> None:

@@ -10,6 +10,7 @@ section 6.2): that, and which instances are twins, is all that a bridge knows of
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from typing import Final
 
@@ -221,8 +222,9 @@ def _time(turn: Turn, side: int, entry: Entry, orders: Iterable[Order]) -> float
     if pace.state != "enabling" and time < pace.promised:
         turn.count(f"late.{side}")
         return None
-    if time not in pace.sent:
-        turn.set_pace(far, sent=(*pace.sent, time))
+    at = bisect_left(pace.sent, time)
+    if pace.sent[at : at + 1] != (time,):
+        turn.set_pace(far, sent=(*pace.sent[:at], time, *pace.sent[at:]))
     return time
 
 
