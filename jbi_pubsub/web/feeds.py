@@ -14,7 +14,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any, Final
@@ -226,6 +226,8 @@ class EventFeeds:
         self._call = call
         self._adapter = adapter
         self._feeds: dict[str, EventFeed] = {}
+        self._asked: dict[str, Mapping[str, Any]] = {}
+        """Terms of the subscription of each."""
         self._shares = PeerShares(FEEDS_MOST, "too many subscriptions are open")
 
     def __len__(self) -> int:
@@ -241,13 +243,13 @@ class EventFeeds:
         except BaseException:
             self._shares.give(peer)
             raise
-        self._feeds[feed.key] = feed
+        self._feeds[feed.key], self._asked[feed.key] = feed, asked
         return feed
 
-    def find(self, key: str) -> EventFeed:
-        """Raises UnknownUidError."""
+    def find(self, key: str, asked: Mapping[str, Any] | None = None) -> EventFeed:
+        """The feed of that key, and, where these are given, of these terms. Raises UnknownUidError."""
         feed = self._feeds.get(key)
-        if feed is None or feed.is_ending:
+        if feed is None or feed.is_ending or (asked is not None and self._asked[key] != asked):
             raise UnknownUidError(
                 f"no subscription {key[:40]!r}", hint="It has ended, or no client has read it for long"
             )
@@ -266,6 +268,7 @@ class EventFeeds:
             raise
         except UnknownUidError:
             pass  # the adapter has ended it
+        self._asked.pop(feed.key, None)
         if self._feeds.pop(feed.key, None) is not None:
             self._shares.give(feed.peer)
 

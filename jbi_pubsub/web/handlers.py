@@ -116,40 +116,32 @@ class RequestHandlers:
 
     # -- subscribing --------------------------------------------------------------------------------------------
 
-    async def _opened(self, request: ApiRequest) -> EventFeed:
-        guest, given = request.guest, request.given
-        start: str | None = given.get("start")
-        if given.get("latest_by") and start != "last":  # the document can't say that one parameter needs another
-            raise RefusedError(422, ArgumentError("latest_by is for start=last", argument="latest_by"))
-        kwargs: dict[str, Any] = {
-            "type_name": _any(given["type"]), "version": _any(given["version"]), "predicate": given.get("predicate"),
-            "payload_filter": given.get("payload_filter"), "namespaces": namespaces_of(given.get("ns", [])),
-            "suppress_empty": given.get("suppress_empty", False), "unfiltered": given.get("unfiltered"),
-            "latest_by": given.get("latest_by"),
-            "start": start, "view": given.get("view") or "metadata",
-            "timeout": SUBSCRIBE_SECONDS,
-        }  # fmt: skip
-        named = kwargs["type_name"] or "", kwargs["version"] or ""
+    async def _opened(self, request: ApiRequest, terms: Mapping[str, Any]) -> EventFeed:
+        guest = request.guest
+        named = terms["type_name"] or "", terms["version"] or ""
         await self._call(lambda: self._guests.check_subscribe(guest, request.caller, *named), request.peer)
-        return await guest.feeds.open(request.peer, **kwargs)
+        return await guest.feeds.open(request.peer, **terms)
 
     async def _subscribe(self, request: ApiRequest) -> None:
         last = str(request.given.get("last_event_id", ""))
         missed: int | None = None
         feed = None
-        if is_place(last) or last.isdecimal():
+        is_behind = is_place(last) or last.isdecimal()
+        if is_behind:
             await self._call(lambda: _check_one_archive(request.guest, request.given), request.peer)
             request.given["start"] = last
-        elif last:
+            request.given.pop("latest_by", None)  # of start=last, which has been
+        terms = _terms(request.given)
+        if last and not is_behind:
             key, _, number = last.partition("-")
             try:
-                feed = request.guest.feeds.find(key)
+                feed = request.guest.feeds.find(key, terms)
                 missed = feed.go_back(int(number) if number.isdecimal() and len(number) < 19 else 0)
             except UnknownUidError:
                 missed = 0  # how many is not known
         is_new = feed is None
         if feed is None:
-            feed = await self._opened(request)
+            feed = await self._opened(request, terms)
         begin = _sse("open", {"subscription": feed.key}, f"{feed.key}-0" if is_new and not is_place(last) else "")
         if missed or (is_new and missed is not None):
             begin += _sse("lost", _missed(missed or 0), "")
@@ -179,7 +171,7 @@ class RequestHandlers:
         await send({"type": "http.response.body", "body": b""})
 
     async def _open(self, request: ApiRequest) -> Reply:
-        feed = await self._opened(request)
+        feed = await self._opened(request, _terms(request.given))
         at = f"/v1/subscriptions/{feed.key}"
         said = Subscribed(feed.key, f"{at}/next")
         return Reply(201, msgspec.json.encode(said), ((b"location", at.encode()),))
@@ -367,6 +359,21 @@ def namespaces_of(given: Iterable[str]) -> dict[str, str]:
             raise ArgumentError(f"ns: {text[:60]!r}", hint="It takes prefix=uri", argument="ns")
         found[prefix] = uri
     return found
+
+
+def _terms(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Terms of a subscription, as the adapter calls them. Raises RefusedError, ArgumentError."""
+    start: str | None = given.get("start")
+    if given.get("latest_by") and start != "last":  # the document can't say that one parameter needs another
+        raise RefusedError(422, ArgumentError("latest_by is for start=last", argument="latest_by"))
+    return {
+        "type_name": _any(given["type"]), "version": _any(given["version"]), "predicate": given.get("predicate"),
+        "payload_filter": given.get("payload_filter"), "namespaces": namespaces_of(given.get("ns", [])),
+        "suppress_empty": given.get("suppress_empty", False), "unfiltered": given.get("unfiltered"),
+        "latest_by": given.get("latest_by"),
+        "start": start, "view": given.get("view") or "metadata",
+        "timeout": SUBSCRIBE_SECONDS,
+    }  # fmt: skip
 
 
 _SAME: Final = (

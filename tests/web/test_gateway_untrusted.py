@@ -79,6 +79,56 @@ def test_who_takes_a_stream_over_keeps_it(reached: Callable[..., Any]) -> None:
     stream.close()
 
 
+def test_a_stream_of_the_newest_of_each_key_goes_on_behind_what_it_had(reached: Callable[..., Any]) -> None:
+    # Given a stream of the newest of each key, which is cut
+    it = reached()
+    it.publish(*((b"<r><k>%d</k><n>%d</n></r>" % (n % 2, n), b"") for n in range(4)), at=KEPT)
+    at = f"{TYPE}/subscribe?start=last&latest_by=//k"
+    stream = it.stream(at)
+    _, first, last = stream.next()
+    stream.close()
+    assert first["metadata"] == "<r><k>0</k><n>2</n></r>"
+    # When it comes back, expect what came behind its last object
+    again = it.stream(at, Last_Event_ID=last)
+    assert again.objects(1) == ["<r><k>1</k><n>3</n></r>"]
+    again.close()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "/v1/types/other/1.0/subscribe?predicate=//n%3E0",
+        "/v1/types/report/2.0/subscribe?predicate=//n%3E0",
+        f"{TYPE}/subscribe",
+        f"{TYPE}/subscribe?predicate=//n%3E1",
+        f"{TYPE}/subscribe?predicate=//n%3E0&payload_filter=//a",
+        f"{TYPE}/subscribe?predicate=//n%3E0&ns=a=urn:a",
+    ],
+)
+def test_an_id_of_a_subscription_with_other_terms_begins_one_with_those_of_the_request(
+    reached: Callable[..., Any], other: str
+) -> None:
+    # Given a stream that was cut with an object on its way
+    it = reached(archive=False)
+    mine = f"{TYPE}/subscribe?predicate=//n%3E0"
+    stream = it.stream(mine)
+    key = stream.opened[1]["subscription"]
+    it.publish((report(1), b""), (report(2), b""), at=ANY)
+    _, _, last = stream.next()
+    stream.close()
+    # When another subscription comes with its id, expect a new one, and to be told that objects may be missing
+    begun = it.stream(other, Last_Event_ID=last)
+    assert begun.opened[1]["subscription"] != key
+    kind, data, _ = begun.next()
+    assert (kind, data["cause"], data["count"]) == ("lost", "missed", 0)
+    begun.close()
+    # and the first to go on where it was
+    again = it.stream(mine, Last_Event_ID=last)
+    assert again.opened[1]["subscription"] == key
+    assert again.objects(1) == [report(2).decode()]
+    again.close()
+
+
 def test_who_has_come_back_by_a_position_still_has_it_when_nothing_came(reached: Callable[..., Any]) -> None:
     it = reached()
     it.publish((report(1), b""), at=KEPT)

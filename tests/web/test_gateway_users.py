@@ -124,6 +124,31 @@ def test_each_user_acts_under_his_own_name(reached: Callable[..., Any], users: s
     stream.close()
 
 
+def test_an_id_of_a_stream_is_its_users_alone(reached: Callable[..., Any], users: str, policy: Path) -> None:
+    # Given a stream of bob, who has had one object of two
+    it = reached(users=users, policy=str(policy))
+    xml = {"Content_Type": "application/xml"}
+    stream = it.stream(f"{TYPE}/subscribe", Authorization=BOB)
+    for _ in range(2):
+        assert it.ask("POST", ANY, REPORT, Authorization=ALICE, **xml).status == 201
+    _, _, last = stream.next()
+    key = stream.opened[1]["subscription"]
+    stream.close()
+    # When alice comes with its id, expect a stream of her own, and nothing else of it
+    hers = it.stream(f"{TYPE}/subscribe", Authorization=ALICE, Last_Event_ID=last)
+    assert hers.opened[1]["subscription"] != key
+    assert [hers.next()[1]["cause"]] == ["missed"]
+    hers.close()
+    for method, path in (("GET", "/next"), ("GET", "/event"), ("DELETE", "")):
+        said = it.ask(method, f"/v1/subscriptions/{key}{path}", Authorization=ALICE)
+        assert (said.status, said.json()["code"]) == (404, "unknown_uid")
+    # and bob to go on
+    again = it.stream(f"{TYPE}/subscribe", Authorization=BOB, Last_Event_ID=last)
+    assert again.opened[1]["subscription"] == key
+    assert again.objects(1) == [REPORT.decode()]
+    again.close()
+
+
 def test_what_is_not_a_login_is_401(reached: Callable[..., Any], users: str, policy: Path, tmp_path: Path) -> None:
     token = tmp_path / "token"
     it = reached(archive=False, users=users, policy=str(policy), token=str(token))
