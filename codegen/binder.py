@@ -410,8 +410,7 @@ class Binder:
                 return _changed(self.where(element, node.fields[at].tag), before[at], values[at])
         name, lost = gone[0]
         at = next(at for at, value in enumerate(lost) if value is not None)
-        known = next((node for node in _all_nodes(self.root) if node.entry == name), None)
-        return _changed(f"{name}.{known.fields[at].name}" if known else name, lost[at], None)
+        return _changed(_missing(self, root, name, at), lost[at], None)
 
     def _located(self, element: Element, node: Node) -> Iterator[tuple[Element, Node, Values]]:
         node = actual(element, node)
@@ -503,15 +502,30 @@ def _own_attributes(element: Element) -> bool:
     return any(text and not str(name).startswith(f"{{{XSI}}}") for name, text in element.attrib.items())
 
 
-def _all_nodes(root: Node) -> Iterator[Node]:
-    seen, waiting = {id(root)}, [root]
+def _places(root: Node) -> Iterator[tuple[Node, tuple[str, ...], bool]]:
+    """All nodes, each with the tags from the document element down to it, and whether the last may repeat."""
+    seen, waiting = {id(root)}, [(root, tuple[str, ...](), False)]
     while waiting:
-        node = waiting.pop()
-        yield node
-        for below in (*node.nodes.values(), *node.by_type.values()):
-            if id(below) not in seen:
-                seen.add(id(below))
-                waiting.append(below)
+        node, tags, repeats = waiting.pop()
+        yield node, tags, repeats
+        ways = [(below, (*tags, tag), tag not in node.single) for tag, below in node.nodes.items()]
+        for way in (*ways, *((below, tags, repeats) for below in node.by_type.values())):
+            if id(way[0]) not in seen:
+                seen.add(id(way[0]))
+                waiting.append(way)
+
+
+def _missing(binder: Binder, root: Element, name: str, at: int) -> str:
+    """The path of a registered value that no element of the document has: behind the last that might have it."""
+    node, tags, repeats = next(found for found in _places(binder.root) if found[0].entry == name)
+    above, alike = [root], [root]
+    for tag in tags:
+        above, alike = alike, [child for element in alike for child in element.iterchildren(tag)]
+    steps = ["", *(readable(tag, binder.prefixes) for tag in (binder.root_tag, *tags))]
+    if repeats and len(above) == 1:
+        steps = [binder.where(above[0]), steps[-1] + (f"[{len(alike) + 1}]" if alike else "")]
+    field = node.fields[at].tag
+    return "/".join(steps if field == TEXT else [*steps, readable(field, binder.prefixes)])
 
 
 def _changed(path: str, registered: str | None, found: str | None) -> InvariantError:

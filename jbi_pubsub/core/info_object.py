@@ -84,10 +84,11 @@ def is_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
-def check_type_name(name: str | None) -> None:
-    """Raises ConfigurationError for one that no type has; "" and None stand for none."""
-    if name and name != name.strip():
-        raise ConfigurationError(f"type_name is {name[:80]!r}", hint="A name has no space at its ends")
+def check_type_name(name: str | None, version: str | None = None) -> None:
+    """Raises ConfigurationError for a name or version that no type has; "" and None stand for none."""
+    for what, text in (("type_name", name), ("version", version)):
+        if text and text != text.strip():
+            raise ConfigurationError(f"{what} is {text[:80]!r}", hint="It has no space at its ends")
 
 
 class Platform(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):

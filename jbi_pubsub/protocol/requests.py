@@ -146,6 +146,15 @@ class SubscriptionRequest(_Owned, frozen=True, forbid_unknown_fields=True):
     demands: Annotated[tuple[Demand, ...], msgspec.Meta(max_length=len(get_args(Demand)))] = ()
     """Demands on publishers elsewhere, whatever these say themselves."""
 
+    def __post_init__(self) -> None:
+        """Each recipient once: domains are compared without case (RFC 5321 2.4), as they were written first."""
+        if len(self.recipients) > 1:
+            once: dict[tuple[str, str], str] = {}
+            for address in self.recipients:
+                local, _, domain = address.rpartition("@")
+                once.setdefault((local, domain.lower()), address)
+            msgspec.structs.force_setattr(self, "recipients", tuple(once.values()))
+
 
 def amended(standing: SubscriptionRequest, request: SubscriptionRequest) -> SubscriptionRequest | None:
     """Standing request with the terms of `request` that may be amended: template, predicate, payload filter and wish.

@@ -118,7 +118,7 @@ class RegistrationOptions(NamedTuple):
     ) -> InformationType | UntypedGate:
         """The type of the schema; without one, of that which is `known` by the name. Raises SchemaError,
         TypeConflictError, ConfigurationError, ArgumentError."""
-        check_type_name(self.type_name)
+        check_type_name(self.type_name, self.version)
         if self.schema is None:
             if not self.type_name or self.marks is not None or self.locations is not None:
                 raise ArgumentError(

@@ -310,6 +310,7 @@ def bindings(client: ClientSection, given: Mapping[str, str] | None, *texts: str
 
 def check_version(version: str) -> None:
     """Raises ConfigurationError."""
+    check_type_name(None, version)
     if has_zeros(version):
         raise ConfigurationError(
             f"version {version[:20]!r} begins a number with 0", hint="1.0, not 01.0: no type has such a version"

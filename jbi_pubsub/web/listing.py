@@ -13,7 +13,6 @@ from jbi_pubsub.core.arguments import LARGEST
 from jbi_pubsub.core.descriptors import MAX_DESCRIPTION
 from jbi_pubsub.core.descriptors import MAX_NAME as MAX_PROPERTY_NAME
 from jbi_pubsub.core.history import MAX_POSITION
-from jbi_pubsub.core.info_object import NAME_LETTER
 
 from .operations import (
     BASE64,
@@ -31,7 +30,6 @@ from .operations import (
 # -- forms ----------------------------------------------------------------------------------------------------------
 
 
-_SHOWN: Final = f"[^{NAME_LETTER}"
 _ZEROS: Final = r"(?!0[0-9]+\.[0-9]+$)(?![0-9]+\.0[0-9]+$)"
 _TYPE_FORM: Final = {"pattern": f"^{NAME}", "maxLength": MAX_TYPE}
 _VERSION_FORM: Final = {"pattern": f"^{VERSION}$"}
@@ -274,7 +272,7 @@ _VERSION: Final = _in(
     "version",
     "Its version, MAJOR.MINOR; * for any",
     required=True,
-    pattern=f"^{_ZEROS}{_SHOWN}+$",
+    pattern=f"^{_ZEROS}{NAME}",
     form={"maxLength": 60},
 )
 _ONE_TYPE: Final = _in(
@@ -290,7 +288,7 @@ _ONE_VERSION: Final = _in(
     "version",
     "Its version, MAJOR.MINOR",
     required=True,
-    pattern=f"^{NOT_ANY}{_ZEROS}{_SHOWN}+$",
+    pattern=f"^{NOT_ANY}{_ZEROS}{NAME}",
     form={"maxLength": 60},
 )
 _NS: Final = OperationParameter(

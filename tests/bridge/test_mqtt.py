@@ -221,16 +221,18 @@ def test_a_message_may_say_its_type_and_metadata_itself(bridged: Any, eventually
     mirror = bridged()
     party = bridged.party()
     adapter, uid = bridged.here.subscriber(type_name="said.Type")
-    # When one does, and others say none, no metadata, or a way that is none
+    # When one does, and others say none, one that no application can name, no metadata, or a way that is none
     party.say("open/1", b"p", jbi_type="said.Type", jbi_metadata="<m><n>1</n></m>")
     party.say("open/1", b"p")
     party.say("open/1", b"p", jbi_type="said.Type", jbi_metadata="<m>")
     party.say("open/1", b"p", jbi_type="said.Type", jbi_metadata="<m/>", jbi_via="a  b")
     party.say("open/1", b"rubbish", ENVELOPE)
+    party.say("open/1", b"p", jbi_type="said.Type ", jbi_metadata="<m/>")
+    party.say("open/1", b"p", jbi_type="said.Type", jbi_version=" 1.0", jbi_metadata="<m/>")
     # Expect the one, and the others counted
     (obj,) = taken(adapter, uid, 1)
     assert (obj.metadata, obj.type.name) == (b"<m><n>1</n></m>", "said.Type")
-    eventually(lambda: mirror.status()["sides"]["field"]["lost"] == {"invalid": 4}, what=mirror.status)
+    eventually(lambda: mirror.status()["sides"]["field"]["lost"] == {"invalid": 6}, what=mirror.status)
 
 
 def test_nothing_comes_back_from_a_broker(bridged: Any, figures: Any, eventually: Any) -> None:

@@ -169,8 +169,31 @@ def test_a_missing_and_an_additional_keyword_are_refused(make, imagery, figure):
     with pytest.raises(InvariantError) as refused:
         imagery.check_invariants(more, registered)
     assert refused.value.facts["path"] == "/metadata/RequiredMetadata/keywords[2]"
-    with pytest.raises(InvariantError, match="missing"):
+    with pytest.raises(InvariantError, match="missing") as refused:
         imagery.check_invariants(figure(1), imagery.entries(more))
+    assert refused.value.facts["path"] == "/metadata/RequiredMetadata/keywords[2]"
+
+
+@pytest.mark.parametrize(
+    ("published", "path"),
+    [
+        ("<r><g><s>a</s></g></r>", "/r/g/s[2]"),
+        ("<r><g/></r>", "/r/g/s"),
+        ("<r/>", "/r/g/s"),
+        ("<r><g><s>a</s></g><g/></r>", "/r/g/s"),
+    ],
+    ids=["one of two", "both", "with their group", "one, and two groups might have it"],
+)
+def test_a_missing_repeated_invariant_is_named_by_its_path(make, published, path):
+    # Given a registration with a value twice
+    value = make.leaf("s", more="minOccurs='0' maxOccurs='3'")
+    content = f"<xs:complexType><xs:sequence>{value}</xs:sequence></xs:complexType>"
+    opened = make.type(make.root(f"<xs:element name='g' minOccurs='0' maxOccurs='2'>{content}</xs:element>"))
+    registered = opened.entries(make.document("<r><g><s>a</s><s>b</s></g></r>"))
+    # When one is not published, expect the place where it is not
+    with pytest.raises(InvariantError, match="is missing") as refused:
+        opened.check_invariants(make.document(published), registered)
+    assert refused.value.facts["path"] == path
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,22 @@ def test_every_recipient_gets_every_object_with_type_metadata_and_payload(
             assert payload in attachments(message)
 
 
+def test_a_recipient_who_is_named_twice_gets_an_object_once(
+    sink: Sink, publishing: Any, federation: Any, figures: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given an e-mail subscription that names a mailbox three times, and another that differs in case before the @
+    recipients = ("duty@example.org", "duty@example.org", "duty@EXAMPLE.org", "Duty@example.org")
+    subscriber = federation.subscriber()
+    subscription = subscriber.register_subscriber(type_name=TYPE, recipients=recipients)
+    registration = publishing.register(figures.figure_1, figures.schema)
+    assert subscriber.wait_matched(subscription) == 1
+    # When an object is published
+    publishing.publish(registration, figures.figure_1, b"p")
+    # Expect one mail to each mailbox
+    eventually(lambda: sink.mails)
+    assert sorted(each for to, _ in sink.mails for each in to) == ["Duty@example.org", "duty@example.org"]
+
+
 @pytest.mark.row("J-86")
 def test_the_filter_applies_to_the_mailed_payload_as_to_the_direct_one(
     sink: Sink, publishing: Any, federation: Any, figures: Any, eventually: Callable[..., Any]

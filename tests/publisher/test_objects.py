@@ -211,6 +211,19 @@ def test_who_wants_valid_objects_alone_gets_those(federation: Federation, figure
         subscriber.register_subscriber(type_name=TYPE, validate=True)
 
 
+def test_a_version_has_no_space_at_its_ends(federation: Federation) -> None:
+    # Given a delegate, and a version as no message and no template should say it; expect it to be refused everywhere
+    federation.pad()
+    publisher, subscriber = federation.publisher(), federation.subscriber()
+    delegate = publisher.connect_to_delegate("alpha", "rome")
+    with pytest.raises(ConfigurationError, match=r"version is ' 1\.0'"):
+        publisher.register_publisher(delegate, type_name="report", version=" 1.0", validate=False)
+    with pytest.raises(ConfigurationError, match=r"version is '1\.0 '"):
+        subscriber.register_subscriber(type_name="report", version="1.0 ")
+    with pytest.raises(ConfigurationError, match=r"version is '1\.0 '"):
+        subscriber.query(type_name="report", version="1.0 ")
+
+
 @pytest.mark.row("G-71")
 def test_queries_may_want_the_same(archived: Federation, figures: Figures) -> None:
     archived.pad()

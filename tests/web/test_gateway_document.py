@@ -178,7 +178,7 @@ def test_the_version_of_a_list_of_descriptors_is_one() -> None:
     assert PARAMETERS["listDescriptors", "version"].value("1.0") == "1.0"
 
 
-@pytest.mark.parametrize("version", ["", "01.0", "1.0\n", "*"])
+@pytest.mark.parametrize("version", ["", "01.0", "1.0\n", "*", " 1.0", "1.0 "])
 def test_an_event_has_a_version_as_an_object_has(version: str) -> None:
     parameter = PARAMETERS["publishEvent", "version"]
     assert not allows(parameter.schema()["schema"], version)

@@ -60,6 +60,8 @@ def content_of(message: MQTTMessage, on: str, topic: MqttTopic, max_payload: int
         type_ = TypeName(said.get("jbi-type", "")[:TYPE_MOST], said.get("jbi-version", DEFAULT_VERSION)[:TYPE_MOST])
         if not type_.name or not (type_.name + type_.version).isprintable():
             raise ProtocolError("it says no type (jbi-type), nor does its topic in the bridge's file")
+        if any(each != each.strip() for each in (type_.name, type_.version)):
+            raise ProtocolError(f"its type is {str(type_)!r}: a name or version has no space at its ends")
     return MessageContent(type_, metadata, payload, _via(said.get("jbi-via", "")))
 
 
