@@ -366,6 +366,7 @@ _EXT: Final = (
         (OperationAnswer(200, "Server-sent events; their id is the position in the archive, where there is one",
                 media=EVENTS),),
         (*_SUBSCRIBING, OperationParameter("events", "Objects come as CloudEvents in structured mode", kind="boolean"), _in("header", "Last-Event-ID", "Go on behind this event", form={"maxLength": 100})),
+        is_waiting=True,
     ),
     Operation(
         "openSubscription", "POST", "/v1/types/{type}/{version}/subscriptions", "ext",
@@ -379,6 +380,7 @@ _EXT: Final = (
          OperationParameter("after", "`last` of the answer before: what was lost on the way comes again", kind="integer", least=0, most=MAX_POSITION),
          OperationParameter("count", "Objects at most; 1 without", kind="integer", least=1, most=256),
          OperationParameter("timeout", "Seconds to wait; 20 without", **_SECONDS)),
+        is_waiting=True,
     ),
     Operation(
         "nextEvent", "GET", "/v1/subscriptions/{subscription}/event", "ext",
@@ -387,6 +389,7 @@ _EXT: Final = (
         (_in("path", "subscription", "As openSubscription said", required=True), _MODE,
          OperationParameter("after", "JBI-Last of the answer before: what was lost on the way comes again", kind="integer", least=0, most=MAX_POSITION),
          OperationParameter("timeout", "Seconds to wait; 20 without", **_SECONDS)),
+        is_waiting=True,
     ),
     Operation(
         "endSubscription", "DELETE", "/v1/subscriptions/{subscription}", "ext", "End it",
@@ -456,7 +459,7 @@ _CAPI: Final = (
     _call("setSequenceAttribute", "PUT", "/sequences/{sequence}/attributes/{name}/{version}", "setSequenceAttribute", _S, _in("path", "name", "Of the attribute", required=True), _in("path", "version", "Of the attribute", required=True), body=Document),
     _call("setSequencePredicate", "PUT", "/sequences/{sequence}/predicate", "setSequencePredicate", _S, body=Document),
     _call("publishInfoObject", "POST", "/sequences/{sequence}/objects", "publishInfoObject: one object, of the type and version given or else the sequence's", _S, OperationParameter("type", "Of the object", form=_TYPE_FORM), OperationParameter("version", "Of the object", form=_VERSION_FORM), body=MULTIPART, answer=Id),
-    _call("getNext", "GET", "/sequences/{sequence}/next", "getNext: one object of a subscriber sequence, count of a query's; a long poll", _S, OperationParameter("timeout", "ms", kind="number", least=0, most=300_000, required=True), OperationParameter("count", "Of a query sequence; 1 without", kind="integer", least=1, most=256), answer=CapiObjects),
+    _call("getNext", "GET", "/sequences/{sequence}/next", "getNext: one object of a subscriber sequence, count of a query's; a long poll", _S, OperationParameter("timeout", "ms", kind="number", least=0, most=300_000, required=True), OperationParameter("count", "Of a query sequence; 1 without", kind="integer", least=1, most=256), answer=CapiObjects, is_waiting=True),
     _call("executeQuery", "POST", "/sequences/{sequence}/execute", "executeQuery, executeDistributedQuery", _S, body=QueryAsked),
     _call("cancelQuery", "POST", "/sequences/{sequence}/cancel", "cancelQuery", _S),
     _call("getResultCount", "GET", "/sequences/{sequence}/count", "getResultCount", _S, answer=ResultCount),

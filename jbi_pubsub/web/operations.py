@@ -126,6 +126,13 @@ class Operation:
     answers: tuple[OperationAnswer, ...]
     parameters: tuple[OperationParameter, ...] = ()
     body: Any = None
+    is_waiting: bool = False
+    """Whether a GET follows or takes what comes: then there is no HEAD, which must not."""
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Methods of requests for it: HEAD is GET without the body of the answer (RFC 9110, section 9.3.2)."""
+        return (self.method, "HEAD") if self.method == "GET" and not self.is_waiting else (self.method,)
 
     @property
     def segments(self) -> tuple[str, ...]:
@@ -154,9 +161,9 @@ class OperationTable:
                 elif wanted != there:
                     break
             else:
-                if operation.method == method:
+                if method in operation.methods:
                     return operation, values, ()
-                methods.append(operation.method)
+                methods += operation.methods
         return None, {}, tuple(methods)
 
     def document(self, version: str) -> dict[str, Any]:
@@ -168,6 +175,7 @@ class OperationTable:
         for each in components.values():  # of msgspec some versions leave the margin of a docstring, others do not
             each["description"] = inspect.cleandoc(each["description"])
         components["Problem"]["properties"]["code"]["enum"] = [code for code, _, _ in codes()]
+        waiting = ", ".join(op.name for op in self.operations if op.is_waiting)
         paths: dict[str, Any] = {}
         for op in self.operations:
             paths.setdefault(op.path, {})[op.method.lower()] = _described(op)
@@ -177,7 +185,8 @@ class OperationTable:
                 "title": "jbi-pubsub gateway",
                 "version": version,
                 "description": "Publish, subscribe to and query information objects over HTTP. Errors are problem+json"
-                " (RFC 9457), their codes those of the library, one to one: x-errors.",
+                " (RFC 9457), their codes those of the library, one to one: x-errors. Where there is GET there is HEAD,"
+                f" except for {waiting}, which answer it with 405.",
             },
             "tags": [
                 {"name": "capi", "description": "The calls of the Common API; sequences are resources"},

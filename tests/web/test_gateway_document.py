@@ -23,6 +23,8 @@ from jbi_pubsub.web.operations import EVENT_SCHEMA, OperationParameter, Operatio
 
 DOCUMENT = OperationTable(OPERATIONS).document(__version__)
 SCHEMAS = DOCUMENT["components"]["schemas"]
+TYPE = "/v1/types/report/1.0"
+ANY = f"{TYPE}/objects?wait=20&validate=false"
 PARAMETERS = {(op.name, each.name): each for op in OPERATIONS for each in op.parameters}
 
 
@@ -217,6 +219,47 @@ def test_no_parameter_is_longer_than_the_document_says(each: str) -> None:
     assert most <= 8_192  # as an expression may be, and small enough for the head of a request
     with pytest.raises(ArgumentError):
         parameter.value("x" * (most + 1))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/openapi.json",
+        "/v1/types",
+        f"{TYPE}/query",
+        f"{TYPE}/count?least_payload=1",
+        "/v1/objects/{}",
+        "/v1/objects/{}/payload",
+        "/v1/objects/none",
+        f"{TYPE}/query?limit=many",
+        "/v1/nothing",
+    ],
+)
+def test_head_answers_as_get_without_a_body(reached: Callable[..., Any], path: str) -> None:
+    # Given an object whose payload goes out in parts
+    it = reached()
+    (stored,) = it.publish((b"<report/>", bytes(300_000)), at=f"{ANY}&persist=true").json()["ids"]
+    # When HEAD and GET are asked
+    got, head = (it.ask(method, path.format(stored)) for method in ("GET", "HEAD"))
+    # Expect the same status and headers
+    assert (head.status, head.body) == (got.status, b"")
+    headers = [{name: value for name, value in each.headers.items() if name != "date"} for each in (got, head)]
+    assert headers[0] == headers[1]
+    assert int(head.headers["Content-Length"]) == len(got.body) > 0
+
+
+def test_head_takes_nothing_from_streams_and_long_polls(reached: Callable[..., Any]) -> None:
+    # Given a subscription with an object
+    it = reached(archive=False)
+    at = it.ask("POST", f"{TYPE}/subscriptions").json()["next"]
+    it.publish((b"<report/>", b""), at=ANY)
+    # When HEAD is asked of what would wait, expect a refusal
+    for path in (f"{TYPE}/subscribe", at, at.replace("/next", "/event"), "/v1/capi/sequences/x/next?timeout=0"):
+        said = it.ask("HEAD", path)
+        assert (said.status, said.headers["Allow"], said.body) == (405, "GET", b"")
+    # and the object to be there, and only one subscription
+    assert len(it.ask("GET", at).json()["objects"]) == 1
+    assert len(it.gateway.guests.own.feeds) == 1
 
 
 def test_a_stream_is_told_event_by_event() -> None:
