@@ -530,7 +530,7 @@ class FederateLink:
                     pause, seen = min(2 * pause, PAUSES[1]), self._waits
                 else:
                     self._read(self._socket.lease)
-                    pause = 0.0 if self._waits == seen else PAUSES[0]
+                    pause = 0.0 if self.wake is not None or self._waits == seen else PAUSES[0]
 
     def _read(self, timeout: float) -> None:
         """Under the lock, which is let go meanwhile: take what comes, and give a sign of life where it is due."""

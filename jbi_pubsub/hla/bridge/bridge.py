@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
+from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.hla import exceptions
 from jbi_pubsub.hla.execution import Callback
 
@@ -290,7 +291,13 @@ def answered(plan: Plan, bridge: Bridge, call: Call, answer: Any) -> Done:
 
 
 def refused(plan: Plan, bridge: Bridge, call: Call, error: exceptions.RtiError) -> Done:
-    """Go on after a call that was refused: for something that passes, or for good."""
+    """Go on after a call that was refused: for something that passes, or for good. Raises ConfigurationError for one
+    that the RTI does not offer."""
+    if isinstance(error, exceptions.ServiceNotEnabled):
+        raise ConfigurationError(
+            f"the RTI of {plan.names[call.side]} does not offer {call.service}, which [policy] needs",
+            hint="Start it with jbi hla serve --adds, or choose another solution than `add`",
+        )
     turn = Turn(plan, bridge)
     entry, near = call.entry, 1 - call.side
     if isinstance(error, exceptions.SaveInProgress | exceptions.RestoreInProgress):

@@ -72,7 +72,7 @@ class FederationBridge:
 
     def start(self) -> None:
         """Begin; who is not there yet is waited for. Raises ConfigurationError when both are there and the file does
-        not fit their object models."""
+        not fit their object models, or what their RTIs offer."""
         self._come()
         self._thread.start()
 
@@ -144,8 +144,9 @@ class FederationBridge:
                     if not self._crossing.round():
                         self._something.wait(self._crossing.ask() or self._described.file.poll)
                 except (JbiError, ConfigurationError) as exc:
+                    if exc.message != self._trouble:
+                        log.warning("the bridge of %s leaves: %s", self._between(), exc.message)
                     self._trouble = exc.message
-                    log.warning("the bridge of %s leaves: %s", self._between(), exc.message)
                     self._leave()
                 except BaseException:
                     self._leave()
@@ -164,6 +165,8 @@ class FederationBridge:
                 surrogate.come(f"{file.name}:{there}", self._something.set)
             plan, saved_as = self._planned()
             self._kept = self._saves.of(*saved_as) if file.saves else self._kept
+            crossing = Crossing(plan, self._surrogates, self._saves, saved_as, file.flow.queue, self._told)
+            crossing.begin(self._kept)
         except ConfigurationError:
             self._leave()
             raise
@@ -173,10 +176,8 @@ class FederationBridge:
             self._trouble = exc.message
             self._leave()
             return
-        crossing = Crossing(plan, self._surrogates, self._saves, saved_as, file.flow.queue, self._told)
         with self._lock:
             self._crossing, self._trouble = crossing, ""
-        crossing.begin(self._kept)
         log.info("the bridge of %s is up", self._between())
 
     def _planned(self) -> tuple[Plan, tuple[str, str]]:

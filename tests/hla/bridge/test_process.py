@@ -16,7 +16,7 @@ import pytest
 
 from jbi_pubsub.bridge.file import OpenBridge, described
 from jbi_pubsub.core.config import MetricsSection, PolicySection
-from jbi_pubsub.core.errors import StorageError
+from jbi_pubsub.core.errors import ConfigurationError, StorageError
 from jbi_pubsub.core.wire import detour
 from jbi_pubsub.core.wire.endpoint import Endpoint, split_endpoint
 from jbi_pubsub.hla.exceptions import SaveInProgress
@@ -388,6 +388,42 @@ def test_an_rti_that_dies_and_comes_again_is_joined_again_and_nothing_is_there_t
     a.rti.update_attribute_values(aircraft, {position: b"p" * 8}, b"")
     assert b.until("reflect_attribute_values")[2] == ((position, b"p" * 8),)
     assert [each for each in b.told.log if each[0] == "discover_object_instance"] == []
+
+
+def test_a_bridge_whose_policy_needs_more_than_an_rti_offers_says_so_and_comes_when_it_is_offered(
+    joint: Joint, eventually: Callable[..., Any], air: bytes
+) -> None:
+    # Given a bridge that asks for services beyond the standard, and an RTI without them on one side
+    def serve(options: RtiOptions) -> RtiServer:
+        other = RtiServer(joint.federation.config, lease=30.0)
+        joint.federation.stack.callback(other.stop)
+        other.start()
+        other.create("Land", [Module("air.xml", air)], options)
+        return other
+
+    def opened() -> OpenBridge:
+        bridge = described(path).opened(joint.federation.config)
+        joint.federation.stack.callback(bridge.close)
+        return bridge
+
+    path = joint.folder / "land.toml"
+    path.write_text(FILE.replace("Sea", "Land") + '[policy]\nconsensus = "add"\n')
+    without = serve(RtiOptions())
+    # When it is started; Expect a refusal that says who lacks what
+    with pytest.raises(ConfigurationError, match="the RTI of Land does not offer disclose_surrogate") as caught:
+        opened().start()
+    assert "--adds" in caught.value.hint
+    # When that RTI is another one while a bridge waits; Expect it to wait on, and to say why, and to come in the end
+    without.stop()
+    bridge = opened()
+    bridge.start()
+    without = serve(RtiOptions())
+    eventually(lambda: "disclose_surrogate" in bridge.status()["trouble"], what=bridge.status)
+    assert bridge.status()["state"] == "waiting"
+    without.stop()
+    serve(RtiOptions(adds=True))
+    eventually(lambda: bridge.status()["state"] == "up", what=bridge.status)
+    assert bridge.status()["trouble"] == ""
 
 
 def test_a_federate_that_dies_while_both_sides_save_ends_the_save_on_both(

@@ -1,0 +1,78 @@
+"""The thread that reads a federate's connection: whoever waits for an answer is held up by no pause of it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from jbi_pubsub.hla.ambassador import FederateLink, FrameSocket
+from jbi_pubsub.hla.sessions import FRAME_MOST, LENGTH, whole_frames
+
+CALLS = 50
+
+
+class Pauses(threading.Event):
+    """Notes what is waited for in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: list[float] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.seconds.append(timeout or 0.0)
+        return super().wait(timeout)
+
+
+def answering(sock: socket.socket) -> None:
+    """An RTI that answers each call with its service."""
+    got = bytearray()
+    while data := sock.recv(65536):
+        got += data
+        for frame in whole_frames(got, FRAME_MOST):
+            if said := [(ticket, "", service) for ticket, service, _ in msgspec.msgpack.decode(frame) if ticket]:
+                body = msgspec.msgpack.encode(said)
+                sock.sendall(LENGTH.pack(len(body)) + body)
+
+
+@pytest.fixture
+def link() -> Iterator[FederateLink]:
+    """A link to an RTI that answers, which tells of callbacks as a surrogate's does: its thread reads all that comes."""
+    near, far = socket.socketpair()
+    rti = threading.Thread(target=answering, args=(far,), daemon=True)
+    rti.start()
+    made = FederateLink(near)
+    made.wake = lambda: None
+    yield made
+    made.close()
+    rti.join(10.0)
+    far.close()
+
+
+def test_an_answer_for_who_is_told_of_callbacks_waits_for_no_pause(
+    link: FederateLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a link whose pauses and reads are noted
+    reads: list[int] = []
+    read = FrameSocket.read
+
+    def counted(self: FrameSocket, timeout: float) -> Any:
+        said = read(self, timeout)
+        reads.append(len(said))
+        return said
+
+    monkeypatch.setattr(FrameSocket, "read", counted)
+    monkeypatch.setattr(link, "_closed", pauses := Pauses())
+    link.ask("first", ())
+    pauses.seconds.clear()
+    reads.clear()
+    # When calls are made one after the other
+    assert [link.ask("service", ()) for _ in range(CALLS)] == ["service"] * CALLS
+    # Expect no pause between two reads, and each of them to have waited until something came
+    assert not any(pauses.seconds)
+    assert len(reads) <= CALLS + 1
+    assert all(reads)
