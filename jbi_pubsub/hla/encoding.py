@@ -30,6 +30,7 @@ ELEMENTS_MOST: Final = 1 << 20
 
 OCTET: Final = CODECS["HLAoctet"]
 _COUNT: Final = struct.Struct(">I")
+_NO_ZERO: Final = "there is no zero at its end"
 _FAULTS: Final = (ValueError, OverflowError, struct.error, KeyError, TypeError, AttributeError)
 
 
@@ -88,6 +89,13 @@ def _align(out: bytearray, boundary: int) -> None:
     out.extend(bytes(-len(out) % boundary))
 
 
+def _named(of: Encoding, value: Any) -> Any:
+    """The enumerator for True and False, where the type is HLAboolean."""
+    if isinstance(value, bool) and of.name == "HLAboolean":
+        return "HLAtrue" if value else "HLAfalse"
+    return value
+
+
 class Scalar(Encoding):
     """A value of a fixed size: a number, a character, an enumerator; HLAboolean takes True and False, too."""
 
@@ -108,8 +116,7 @@ class Scalar(Encoding):
             return self.base.decode(data[at:end]), end
 
     def write(self, out: bytearray, value: Any) -> None:
-        if isinstance(value, bool) and self.name == "HLAboolean":
-            value = "HLAtrue" if value else "HLAfalse"
+        value = _named(self, value)
         codec = self.base if self.base is not None and isinstance(value, int) else self.codec
         out += codec.encode(value)
 
@@ -208,17 +215,36 @@ class OpenArray(ElementArray):
         self.least = len(self._end)
 
     def read(self, data: bytes, at: int) -> tuple[Any, int]:
-        step = _aligned(self.of.least, self.of.boundary)
+        if self.is_octets or self.coding:
+            return self._found_at_once(data, at)
+        found: list[Any] = []
+        while at < len(data):
+            at = _aligned(at, self.of.boundary)
+            if self._end and data.startswith(self._end, at):
+                return found, at + len(self._end)
+            if len(found) == ELEMENTS_MOST:
+                raise ValueError(f"more than {ELEMENTS_MOST:,} elements")
+            value, at = self.of.read(data, at)
+            found.append(value)
+        if self._end:
+            raise ValueError(_NO_ZERO)
+        return found, at
+
+    def _found_at_once(self, data: bytes, at: int) -> tuple[Any, int]:
+        """Octets or characters, whose number follows from their bytes."""
+        size = self.of.least
         if not self._end:
-            return self._elements(data, at, -(-(len(data) - at) // step))
-        end = next((each for each in range(at, len(data), step) if data.startswith(self._end, each)), None)
+            return self._elements(data, at, -(-(len(data) - at) // size))
+        end = next((each for each in range(at, len(data), size) if data.startswith(self._end, each)), None)
         if end is None:
-            raise ValueError("there is no zero at its end")
-        return self._elements(data, at, (end - at) // step)[0], end + len(self._end)
+            raise ValueError(_NO_ZERO)
+        return self._elements(data, at, (end - at) // size)[0], end + len(self._end)
 
     def write(self, out: bytearray, value: Any) -> None:
         self._put(out, self._sized(value)[0])
-        out += self._end
+        if self._end:
+            _align(out, self.of.boundary)
+            out += self._end
 
 
 class Padding(Encoding):
@@ -290,7 +316,7 @@ class VariantRecord(Encoding):
 
     def alternative(self, value: Any) -> Alternative:
         """That which goes with a value of the discriminant."""
-        return self.alternatives.get(value, self.other)
+        return self.alternatives.get(_named(self.of, value), self.other)
 
     def read(self, data: bytes, at: int) -> tuple[Any, int]:
         kind, at = self.of.read(data, at)

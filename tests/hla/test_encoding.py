@@ -97,6 +97,15 @@ TABLE: list[tuple[Encoding, Any, str]] = [
     # the RPR FOM's own (SISO-STD-001, 6.8.5)
     (OpenArray(SHORT), [1, 2], "00010002"),
     (OpenArray(OCTET, is_terminated=True), b"ab", "616200"),
+    # which ends where the bytes do, however long each of its elements is
+    (OpenArray(VARIANT), [{"kind": 3}, {"kind": 1, "small": 2}], "0300000000000000 0100000000000000 02"),
+    (OpenArray(VARIANT), [{"kind": 1, "small": 2}, {"kind": 3}], "0100000000000000 0200000000000000 03"),
+    (OpenArray(FixedRecord([("c", WORD), ("a", OCTET)])), [{"c": 1, "a": 2}, {"c": 3, "a": 4}],
+     "0000000102000000 0000000304"),
+    (OpenArray(standard("HLAASCIIstring")), ["a", "bc", ""], "0000000161000000 000000026263 0000 00000000"),
+    (OpenArray(VARIANT), [], ""),
+    (OpenArray(SHORT, is_terminated=True), [1, 256], "000101000000"),
+    (OpenArray(VARIANT, is_terminated=True), [{"kind": 1, "small": 2}], "0100000000000000 0200000000000000 00"),
     (FixedRecord([("a", OCTET), ("pad", Padding(4)), ("b", OCTET)]), {"a": 1, "b": 2}, "0100000002"),
 ]  # fmt: skip
 
@@ -110,6 +119,10 @@ def test_values_and_bytes_are_as_the_tables_have_them(encoding: Encoding, value:
 
 def test_what_is_nearly_a_value_is_taken() -> None:
     assert BOOLEAN.encode(True) == BOOLEAN.encode("HLAtrue")
+    for kind in (VariantRecord, ExtendableVariantRecord):
+        has = kind("has", BOOLEAN, {"HLAtrue": ("small", OCTET), "HLAfalse": ("", None)})
+        assert has.encode({"has": True, "small": 9}) == has.encode({"has": "HLAtrue", "small": 9})
+        assert has.encode({"has": False}) == has.encode({"has": "HLAfalse"})
     # an alternative that came later is passed over
     later = ExtendableVariantRecord("kind", OCTET, {1: ("small", OCTET), 4: ("later", FixedArray(SHORT, 3))})
     after = FixedRecord([("v", EXTENDABLE), ("end", OCTET)])
@@ -215,6 +228,13 @@ def test_counts_are_believed_as_far_as_there_are_bytes() -> None:
     # Given an array that says it has 2,147,483,647 elements
     with pytest.raises(DecoderException, match=r"2,147,483,647 elements in 4 bytes"):
         VariableArray(SHORT).decode(bytes.fromhex("7fffffff00010002"))
+    # one that says nothing, and has more than are taken, or a cut one
+    with pytest.raises(DecoderException, match="more than 1,048,576 elements"):
+        OpenArray(FixedArray(OCTET, 1)).decode(bytes(ELEMENTS_MOST + 1))
+    with pytest.raises(DecoderException, match="RPRlengthlessArray"):
+        OpenArray(SHORT).decode(b"\0\1\0")
+    with pytest.raises(DecoderException, match="no zero at its end"):
+        OpenArray(SHORT, is_terminated=True).decode(b"\0\1")
     # elements of no bytes, of which there could be any number, and more than are taken
     with pytest.raises(ConfigurationError, match="may have no bytes"):
         VariableArray(FixedRecord([]))
