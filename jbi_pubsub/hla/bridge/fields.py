@@ -45,8 +45,10 @@ class FieldChanges:
     def _step(self, here: Encoding, there: Encoding, path: str) -> Step | None:
         """Change of a value; None: it stays as it is."""
         if isinstance(here, Scalar) and isinstance(there, Scalar):
-            return self._scalar(here, there, path)
-        if isinstance(here, ElementArray) and type(here) is type(there):
+            return self._scalar((here.codec, there.codec), (here.unit, there.unit), path)
+        if isinstance(here, ElementArray) and isinstance(there, ElementArray) and type(here) is type(there):
+            if here.coding and there.coding:
+                return self._scalar((_text(here), _text(there)), ("", ""), path)
             of = None if here.is_octets or here.coding else self._step(here.of, there.of, path)
             return None if of is None else lambda value: [of(each) for each in value]
         mine, others = _parts(here), _parts(there)
@@ -60,20 +62,35 @@ class FieldChanges:
             return None
         return lambda value: {name: acts.get(name, _same)(each) for name, each in value.items()}
 
-    def _scalar(self, here: Scalar, there: Scalar, path: str) -> Step | None:
+    def _scalar(self, codecs: tuple[Codec, Codec], units: tuple[str, str], path: str) -> Step | None:
+        """Change of a number, an enumerator or a text. Encodings and units are those here and there."""
         self._paths.add(path)
         self._left.discard(path)
         rule = self._rules.get(path, ElementRule())
-        if not rule.unit and rule.table is None and here.unit and there.unit:
-            rule = rule._replace(unit=(here.unit, there.unit))
+        if not rule.unit and rule.table is None and all(units):
+            rule = rule._replace(unit=units)
         try:
-            change = change_of(rule, here.codec, there.codec)
+            change = change_of(rule, *codecs)
         except ConfigurationError as exc:
             raise ConfigurationError(f"{path}: {exc.message}", hint=exc.hint) from exc
         if change is None:
             return None
         self.says.append(f"{path}: {says(rule, change)}")
+        if change.source.kind == "enumeration" and change.table is None:
+            return lambda value: value_there(change, _enumerator(value))
         return lambda value: value_there(change, value)
+
+
+def _text(of: ElementArray) -> Codec:
+    """Codec of an array of characters."""
+    return Codec(of.name, "text", (of.coding,), of.decode, of.encode)
+
+
+def _enumerator(value: Any) -> str:
+    """The value, which is an enumerator; a number without a name here may be another one there. Raises ValueError."""
+    if not isinstance(value, str):
+        raise ValueError(f"no enumerator {value!r}")
+    return value
 
 
 def _same(value: Any) -> Any:

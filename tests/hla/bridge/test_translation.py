@@ -336,17 +336,20 @@ def test_data_types_that_are_none() -> None:
 
 SPACE = """<objectModel><objects><objectClass><name>HLAobjectRoot</name><objectClass><name>Aircraft</name>
   <attribute><name>spatial</name><dataType>Spatial</dataType></attribute>
-  <attribute><name>route</name><dataType>Route</dataType></attribute></objectClass></objectClass></objects>
+  <attribute><name>route</name><dataType>Route</dataType></attribute>
+  <attribute><name>label</name><dataType>Label</dataType></attribute></objectClass></objectClass></objects>
  <dataTypes>
   <simpleDataTypes><simpleData><name>Length</name><representation>{number}</representation><units>{unit}</units></simpleData>
   </simpleDataTypes>
   <enumeratedDataTypes><enumeratedData><name>Kind</name><representation>HLAoctet</representation>
-   <enumerator><name>FIXED</name><value>1</value></enumerator><enumerator><name>MOVING</name><value>2</value></enumerator>
+   <enumerator><name>FIXED</name><value>{fixed}</value></enumerator><enumerator><name>MOVING</name><value>2</value></enumerator>
   </enumeratedData></enumeratedDataTypes>
   <arrayDataTypes><arrayData><name>Route</name><dataType>Point</dataType><cardinality>Dynamic</cardinality>
    <encoding>HLAvariableArray</encoding></arrayData></arrayDataTypes>
   <fixedRecordDataTypes><fixedRecordData><name>Point</name><encoding>HLAfixedRecord</encoding>
    <field><name>X</name><dataType>Length</dataType></field><field><name>{second}</name><dataType>HLAfloat64BE</dataType></field>
+  </fixedRecordData><fixedRecordData><name>Label</name><encoding>HLAfixedRecord</encoding>
+   <field><name>kind</name><dataType>Kind</dataType></field><field><name>text</name><dataType>{text}</dataType></field>
   </fixedRecordData></fixedRecordDataTypes>
   <variantRecordDataTypes><variantRecordData><name>Spatial</name><discriminant>kind</discriminant><dataType>Kind</dataType>
    <alternative><enumerator>FIXED</enumerator><name>at</name><dataType>Point</dataType></alternative>
@@ -354,8 +357,11 @@ SPACE = """<objectModel><objects><objectClass><name>HLAobjectRoot</name><objectC
  </dataTypes></objectModel>"""
 
 
-def space(name: str, number: str = "HLAfloat64BE", unit: str = "ft", second: str = "heading") -> SideModel:
-    return model(name, SPACE.format(number=number, unit=unit, second=second))
+def space(
+    name: str, number: str = "HLAfloat64BE", unit: str = "ft", second: str = "heading", *, fixed: int = 1,
+    text: str = "HLAunicodeString",
+) -> SideModel:  # fmt: skip
+    return model(name, SPACE.format(number=number, unit=unit, second=second, fixed=fixed, text=text))
 
 
 def sent_within(there: SideModel, value: Any, name: str = "spatial", **rule: Any) -> Any:
@@ -363,7 +369,7 @@ def sent_within(there: SideModel, value: Any, name: str = "spatial", **rule: Any
     here = space("air")
     said = {"class": [{"name": "Aircraft", "attribute": {name: rule}}]} if rule else None
     translated = translation(here, there, way(said), way(back=True))
-    cls, of = here.fom.object_class("Aircraft"), here.fom.codec({"spatial": "Spatial", "route": "Route"}[name])
+    cls, of = here.fom.object_class("Aircraft"), here.fom.codec(name.capitalize())
     data = of.encode(value) if not isinstance(value, bytes) else value
     found, _ = translated.values(0, cls, ((here.fom.attribute(cls, name), data),))
     return there.fom.codec(of.name).decode(found[0][1]) if found else None
@@ -405,3 +411,31 @@ def test_a_guard_is_on_a_field_of_a_record() -> None:
         sent_within(space("weather", second="speed"), at)
     with pytest.raises(ConfigurationError, match="not a record"):
         made({"class": [{"name": "Aircraft", "attribute": {"altitude": {"field": {"X": {"step": 1.0}}}}}]})
+
+
+def test_an_enumerator_within_a_record_that_has_no_name_here_is_left_out_where_enumerations_differ() -> None:
+    label, unknown = {"kind": "FIXED", "text": "x"}, {"kind": 10, "text": "x"}
+    # Given an enumeration that has other numbers there, one of which no enumerator has here
+    other = space("weather", fixed=10)
+    # When a record has that number; Expect it not to become another enumerator there, as it does not by itself
+    assert sent_within(other, label, "label") == label
+    assert sent_within(other, unknown, "label") is None
+    assert sent_within(other, {"kind": 10}) is None
+    # but to go as it is where both have one enumeration, and where a rule says what it is
+    assert sent_within(space("weather"), unknown, "label", field={"text": {"length": 3}}) == unknown
+    said = {"kind": {"table": {"10": "MOVING"}}}
+    assert sent_within(other, unknown, "label", field=said) == {"kind": "MOVING", "text": "x"}
+
+
+def test_a_text_within_a_record_has_the_rules_of_a_text() -> None:
+    label = {"kind": "FIXED", "text": "hello"}
+    assert sent_within(space("weather"), label, "label", field={"text": {"length": 2}}) == {**label, "text": "he"}
+    bye = {"text": {"table": {"hello": "bye"}}}
+    assert sent_within(space("weather"), label, "label", field=bye) == {**label, "text": "bye"}
+    assert sent_within(space("weather"), {**label, "text": "else"}, "label", field=bye) is None
+    # It goes in the encoding that the other side has
+    ascii_there = space("weather", text="HLAASCIIstring")
+    assert sent_within(ascii_there, label, "label") == label
+    assert sent_within(ascii_there, {**label, "text": "\u00e9"}, "label") is None
+    with pytest.raises(ConfigurationError, match=r"text: HLAunicodeString is not a number"):
+        sent_within(space("weather"), label, "label", field={"text": {"step": 1.0}})
