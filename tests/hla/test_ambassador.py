@@ -41,7 +41,7 @@ def answering(sock: socket.socket) -> None:
 
 @pytest.fixture
 def link() -> Iterator[FederateLink]:
-    """A link to an RTI that answers, which tells of callbacks as a surrogate's does: its thread reads all that comes."""
+    """A link to an RTI that answers, which tells of callbacks, as a surrogate's does: its thread reads all."""
     near, far = socket.socketpair()
     rti = threading.Thread(target=answering, args=(far,), daemon=True)
     rti.start()
