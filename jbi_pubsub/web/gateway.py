@@ -49,7 +49,7 @@ from .gate import Receive, Scope, Send, headers_of
 from .guests import Guest, Guests, NobodyError
 from .handlers import ApiRequest, RequestHandlers
 from .listing import OPERATIONS
-from .operations import CLOUDEVENT, JSON, MULTIPART, Operation, OperationTable, objects_in, read
+from .operations import CLOUDEVENT, JSON, MULTIPART, CharsetError, Operation, OperationTable, objects_in, read
 from .replies import PART, GoneError, RefusedError, Reply, problem_reply
 from .server import HttpServer, InTime
 
@@ -265,7 +265,10 @@ class Gateway(HttpServer):
         whole = b"".join(parts)
         kind = headers.get("content-type", "")
         if operation.body == MULTIPART:
-            return objects_in(whole, kind)
+            try:
+                return objects_in(whole, kind)
+            except CharsetError as exc:
+                raise RefusedError(415, exc.error, title="Unsupported media type") from exc
         if operation.body == CLOUDEVENT:
             try:
                 return event_in(whole, headers)

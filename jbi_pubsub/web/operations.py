@@ -16,9 +16,10 @@ from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
-from jbi_pubsub.core.errors import ArgumentError, OversizeError
+from jbi_pubsub.core.errors import ArgumentError, MetadataError, OversizeError
 from jbi_pubsub.core.info_object import NAME_LETTER
 from jbi_pubsub.core.near import near_hint
+from jbi_pubsub.core.xml import to_bytes
 
 from .problem import PROBLEM, Problem, codes
 
@@ -238,21 +239,57 @@ def read(operation: Operation, path: Mapping[str, str], query: str, headers: Map
     return found
 
 
+class CharsetError(Exception):
+    """A charset that the gateway does not read: 415, not 400."""
+
+    def __init__(self, charset: str) -> None:
+        super().__init__(charset)
+        what, how = f"charset {charset} is not supported", "Send the document in UTF-8"
+        self.error = ArgumentError(what, hint=how, argument="charset")
+
+
 _BOUNDARY: Final = re.compile(r'boundary=(?:"([^"]{1,70})"|([^\s;,"]{1,70}))', re.IGNORECASE)
+_CHARSET: Final = re.compile(r""";\s*charset\s*=\s*(["']?)([^\s;"',]{1,40})\1""", re.IGNORECASE)
+_CHARSETS: Final = re.compile(r"utf-?8|utf-16(le|be)?|(us-)?ascii|iso-8859-\d{1,2}|windows-125\d", re.IGNORECASE)
+_DECLARED: Final = re.compile(rb"""<\?xml\s[^>]*?encoding\s*=\s*["']([A-Za-z][A-Za-z0-9._-]{0,39})["']""")
+_KIND: Final = re.compile(rb"^content-type:([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
 _NAME: Final = re.compile(rb'^content-disposition:[^\r\n]*?[;\s]name="([^"\r\n]*)"', re.IGNORECASE | re.MULTILINE)
 OBJECTS_MOST: Final = 1_000
 """In one request."""
 
 
+def in_charset(body: bytes, kind: str) -> bytes:
+    """An XML document in the charset that a Content-Type says, which counts more than what it declares itself, and less
+    than a byte order mark (RFC 7303, section 3): in UTF-8, or as it is, if it declares that charset. Raises
+    MetadataError, CharsetError."""
+    said = _CHARSET.search(kind)
+    if said is None or body.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")):
+        return body
+    declared = _DECLARED.match(body)
+    if said[2].lower() == (declared[1].decode().lower() if declared else "utf-8"):
+        return body
+    try:
+        if _CHARSETS.fullmatch(said[2]):
+            return to_bytes(body.decode(said[2]))
+    except UnicodeDecodeError as exc:
+        raise MetadataError(
+            f"the metadata are not in {said[2]}, as Content-Type says: {exc.reason} at byte {exc.start}",
+            hint="Leave charset out where the document declares its encoding",
+        ) from exc
+    except LookupError:  # as iso-8859-99
+        pass
+    raise CharsetError(said[2])
+
+
 def objects_in(body: bytes, kind: str) -> list[tuple[bytes, bytes]]:
     """Metadata and payload of the objects in a multipart body (RFC 7578): a part `metadata` begins one, a part
     `payload` belongs to the one that was begun; one of each is one object, whichever comes first. Of an XML media type
-    the body is the metadata of one. Raises ArgumentError, OversizeError."""
+    the body is the metadata of one. Raises ArgumentError, OversizeError, and as `in_charset`."""
     media = kind.partition(";")[0].strip().lower()
     if media in ("application/xml", "text/xml"):
         if not body:
             raise ArgumentError("there is no object in the body", hint="It takes an XML document, the metadata")
-        return [(body, b"")]
+        return [(in_charset(body, kind), b"")]
     found = _BOUNDARY.search(kind) if media == MULTIPART else None
     if found is None:
         raise ArgumentError(
@@ -274,7 +311,8 @@ def objects_in(body: bytes, kind: str) -> list[tuple[bytes, bytes]]:
                 f"part {number} is neither metadata nor payload", hint='Content-Disposition: form-data; name="metadata"'
             )
         if name[1] == b"metadata":
-            objects.append((data, None))
+            of = _KIND.search(head)
+            objects.append((in_charset(data, of[1].decode("latin-1")) if of else data, None))
         elif objects and objects[-1][1] is None:
             objects[-1] = objects[-1][0], data
         else:

@@ -19,7 +19,7 @@ from jbi_pubsub.core.errors import ArgumentError, JbiError
 from jbi_pubsub.subscriber.moments import seconds_at, start_at
 from jbi_pubsub.web.handlers import namespaces_of
 from jbi_pubsub.web.listing import OPERATIONS
-from jbi_pubsub.web.operations import EVENT_SCHEMA, OperationParameter, OperationTable
+from jbi_pubsub.web.operations import EVENT_SCHEMA, OperationParameter, OperationTable, objects_in
 
 DOCUMENT = OperationTable(OPERATIONS).document(__version__)
 SCHEMAS = DOCUMENT["components"]["schemas"]
@@ -219,6 +219,41 @@ def test_no_parameter_is_longer_than_the_document_says(each: str) -> None:
     assert most <= 8_192  # as an expression may be, and small enough for the head of a request
     with pytest.raises(ArgumentError):
         parameter.value("x" * (most + 1))
+
+
+@pytest.mark.parametrize(
+    ("charset", "body", "expected"),
+    [
+        ("iso-8859-1", b"<a>\xe9</a>", "<a>é</a>".encode()),
+        ('"windows-1252"', b"<?xml version='1.0'?><a>\x80</a>", "<a>€</a>".encode()),
+        ("UTF-16LE", "<a>é</a>".encode("utf-16-le"), "<a>é</a>".encode()),
+        ("utf-8", b"<?xml version='1.0' encoding='iso-8859-1'?><a>\xc3\xa9</a>", "<a>é</a>".encode()),
+        ("ISO-8859-1", (own := b"<?xml version='1.0' encoding='iso-8859-1'?><a>\xe9</a>"), own),
+        ("utf-8", (utf8 := "<a>é</a>".encode()), utf8),
+        ("iso-8859-1", (marked := b"\xef\xbb\xbf" + utf8), marked),
+    ],
+)
+def test_the_charset_of_the_media_type_is_that_of_the_metadata(charset: str, body: bytes, expected: bytes) -> None:
+    # Given metadata, and the same as a part of a form
+    part = b'--b\r\ncontent-disposition: form-data; name="metadata"\r\ncontent-type: text/xml; charset=%s\r\n\r\n'
+    form = part % charset.encode() + body + b"\r\n--b--\r\n"
+    # When they are read; Expect them in UTF-8, but as they are where they declare the same
+    assert objects_in(body, f"application/xml; charset={charset}") == [(expected, b"")]
+    assert objects_in(form, "multipart/form-data; boundary=b") == [(expected, b"")]
+
+
+def test_a_charset_that_is_not_known_or_not_true_is_refused(reached: Callable[..., Any]) -> None:
+    it = reached(archive=False)
+    for charset, body, status, code in (
+        ("shift_jis", b"<a/>", 415, "argument"),
+        ("iso-8859-99", b"<a/>", 415, "argument"),
+        ("punycode", b"<a/>", 415, "argument"),
+        ("us-ascii", b"<a>\xe9</a>", 422, "metadata"),
+        ("utf-16", b"<a>", 422, "metadata"),
+        ("iso-8859-1", b"<a>\xe9</a>", 201, None),
+    ):
+        said = it.ask("POST", ANY, body, Content_Type=f"application/xml; charset={charset}")
+        assert (said.status, said.json().get("code")) == (status, code), said.body
 
 
 @pytest.mark.parametrize(
