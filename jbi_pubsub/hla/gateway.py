@@ -6,12 +6,16 @@ and information objects become interactions.
 The surrogate is an ordinary federate that neither regulates nor is constrained by time: what is published is what is
 known now. It takes part in saves, restores and synchronization points as one that has nothing to save and is always
 ready. When the RTI is away it comes again when that is there; objects for the federation wait meanwhile where they are.
+
+Its name is made of the names of bridge and side, so a save knows the gateway again after a restart. Of two gateways of
+one name the second waits until the first has left.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import logging
+import math
 import re
 import threading
 import time
@@ -31,14 +35,22 @@ from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import InfoObject, TypeName, object_id_of
 from jbi_pubsub.core.info_object import Platform as Stamp
 from jbi_pubsub.core.xpath import compile_filter
-from jbi_pubsub.protocol.entries import PLATFORM_NAME
+from jbi_pubsub.protocol.entries import PLATFORM_NAME, bridge_name
 
 from . import datatypes
 from .bridge.file import FederationPlace
 from .bridge.state import Call
 from .bridge.surrogate import Surrogate
 from .documents import FederationEvent, Shown, metadata, payload, shown
-from .exceptions import RestoreInProgress, RtiError, SaveInProgress
+from .exceptions import (
+    ErrorReadingFom,
+    FederateNameAlreadyInUse,
+    InconsistentFom,
+    NameNotFound,
+    RestoreInProgress,
+    RtiError,
+    SaveInProgress,
+)
 from .execution import Callback, Values
 from .federate import FederateAmbassador
 from .fom import Class, Fom
@@ -53,6 +65,8 @@ AGAIN_SECONDS: Final = 1.0
 """Until a federation that is away is looked for again."""
 PAUSE: Final = 0.02
 """While a federation is saved, until it is tried again."""
+STANDBY_SECONDS: Final = 90.0
+"""A name that is in use for longer is that of a gateway at work, not of one that has died: no lease takes so long."""
 SAVES_MOST: Final = 100
 """Saves of which it is known which instances there were."""
 _MANAGER: Final = re.compile(r"HLA(object|interaction)Root(\.HLAmanager(\..*)?)?")
@@ -112,7 +126,7 @@ class GatewayAmbassador(FederateAmbassador):
         """`tell` gets the events, `call` calls services."""
         self._tell, self._call = tell, call
         self.known: _Classes | None = None
-        """None: the surrogate is not joined."""
+        """None: the surrogate is not joined, or has not declared anything."""
         self._instances: dict[int, tuple[int, str]] = {}
         """Class and name."""
         self._saved: dict[str, dict[int, tuple[int, str]]] = {}
@@ -123,10 +137,12 @@ class GatewayAmbassador(FederateAmbassador):
         if callback.name in _HEARD:
             getattr(self, callback.name)(*callback.arguments)
 
+    def join(self) -> None:
+        """The surrogate has joined: it knows no instances, now and at earlier saves."""
+        self._instances, self._saved = {}, {}
+
     def begin(self, known: _Classes) -> None:
-        """The surrogate has joined, or the object model has got additions."""
-        if self.known is None:
-            self._instances = {}
+        """The surrogate has declared these classes."""
         self.known, self._is_settled = known, False
 
     def discover_object_instance(self, instance: int, cls: int, name: str) -> None:
@@ -196,7 +212,11 @@ class FederationPlatform(PlainPlatform):
         self._calling = threading.Lock()
         """One call at a time: objects for the federation come on threads of their own."""
         self._something, self._stopping = threading.Event(), threading.Event()
-        own = f"{bridge}:{name}"
+        self._is_joined = self._is_due = False
+        """Due: what is published and taken is to be declared."""
+        self._in_use_since = math.inf
+        """When another federate was first seen to have its name (time.monotonic)."""
+        own = f"{bridge_name(bridge)}:{name}"
         self._thread = threading.Thread(target=self._run, args=(own,), name=f"bridge-hla-{name}", daemon=True)
         self._thread.start()
 
@@ -215,39 +235,58 @@ class FederationPlatform(PlainPlatform):
         while not self._stopping.is_set():
             with guarded(self._thread.name):
                 try:
-                    if self._ambassador.known is None:
+                    if not self._is_joined:
                         self._come(own)
                     self._something.clear()
-                    if self._surrogate.has_learned():
+                    if self._surrogate.has_learned() or self._is_due:
                         self._declare()
                     callbacks = self._surrogate.take(TAKEN_MOST)
                     for callback in callbacks:
                         self._ambassador.hear(callback)
+                        self._is_due |= callback.name == "federation_restored"  # with the declarations of that time
                     if not callbacks:
                         self._something.wait(AGAIN_SECONDS)
                 except JbiError as exc:
                     self._away(exc)
 
     def _away(self, exc: JbiError) -> None:
-        if exc.message != self._trouble:
-            log.warning("%s: %s", self.name, exc.message)
+        is_in_use = isinstance(exc, FederateNameAlreadyInUse)
+        self._in_use_since = min(self._in_use_since, time.monotonic()) if is_in_use else math.inf
+        self._say(exc.message)
+        self._is_joined = False
         with self._lock:
-            self._ambassador.known, self._trouble = None, exc.message
+            self._ambassador.known = None
         with self._calling:
             self._surrogate.leave()
         self._stopping.wait(AGAIN_SECONDS)
 
+    def _say(self, trouble: str) -> None:
+        if trouble != self._trouble:
+            log.warning("%s: %s", self.name, trouble)
+        with self._lock:
+            self._trouble = trouble
+
     def _come(self, own: str) -> None:
         """Join. Raises JbiError."""
         self._surrogate.come(own, self._something.set)
-        self._declare()
-        log.info("%s: joined %s as %s", self.name, self._side.federation, own)
+        self._ambassador.join()
+        self._is_joined = self._is_due = True
+        self._in_use_since = math.inf
 
     def _declare(self) -> None:
-        """Declare what is published and taken. Raises JbiError."""
+        """Declare what is published and taken. While the federation is saved or restored it stays due. Where additions
+        to the object model do not fit the file, all is as it was. Raises JbiError."""
         surrogate = self._surrogate
-        model = surrogate.model(self.name)
-        known = self._understood(model.fom, model.types)
+        self._is_due = True
+        try:
+            model = surrogate.model(self.name)
+            known = self._understood(model.fom, model.types)
+        except (ConfigurationError, NameNotFound, ErrorReadingFom, InconsistentFom) as exc:
+            if self._ambassador.known is None:
+                raise
+            self._is_due = False
+            self._say(f"what has been added to the object model does not go: {exc.message}")
+            return
         calls = [Call(0, "publish_interaction_class", (take.cls,)) for take in known.takes]
         # subclasses first: an instance is discovered as of the class that is subscribed to at that moment
         calls += [Call(0, "subscribe_interaction_class", (cls,)) for cls in sorted(known.interactions, reverse=True)]
@@ -256,8 +295,13 @@ class FederationPlatform(PlainPlatform):
             for cls in sorted(known.objects, reverse=True)
         ]
         for answer in surrogate.do([*calls, Call(0, "query_federation_save_status")]):
+            if isinstance(answer, SaveInProgress | RestoreInProgress):
+                return  # its end is told
             if isinstance(answer, JbiError):
                 raise answer
+        self._is_due = False
+        if self._ambassador.known is None:
+            log.info("%s: joined %s", self.name, self._side.federation)
         with self._lock:
             self._ambassador.begin(known)
             self._trouble = ""
@@ -319,11 +363,15 @@ class FederationPlatform(PlainPlatform):
         return True
 
     def publish(self, uid: str, obj: InfoObject, source: str, timeout: float, waited: float = 0.0) -> None:
-        """An object as an interaction, by the first rule that fits; without one it is left out. Raises
-        BackPressureError while the federation is away or is saved, RtiError when it refuses."""
+        """An object as an interaction, by the first rule that fits; without one it is left out, and where another
+        gateway of the name is at work. Raises BackPressureError while the federation is away or is saved, RtiError when
+        it refuses."""
         deadline = time.monotonic() + timeout
         while True:
             known = self._ambassador.known
+            if time.monotonic() - self._in_use_since > STANDBY_SECONDS:
+                self._count("filtered")
+                return
             if known is not None:
                 take = next((take for take in known.takes if take.fits.match(obj.type.name)), None)
                 if take is None:

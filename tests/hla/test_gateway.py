@@ -4,6 +4,7 @@ objects that are told to simulations."""
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from lxml import etree
 from jbi_pubsub.bridge.file import OpenBridge, described
 from jbi_pubsub.core.config import Config, PadSection
 from jbi_pubsub.core.errors import ConfigurationError, JbiError
-from jbi_pubsub.hla import datatypes
+from jbi_pubsub.hla import datatypes, gateway
+from jbi_pubsub.hla.bridge.surrogate import Surrogate
 from jbi_pubsub.hla.documents import TEXT_MOST, FederationEvent, metadata, payload, shown
 from jbi_pubsub.hla.execution import Callback
 from jbi_pubsub.hla.gateway import GatewayAmbassador, _Classes
@@ -212,6 +214,28 @@ def gate(federation: Any, tmp_path: Path) -> Iterator[Gate]:
     return Gate(federation, tmp_path)
 
 
+def saved(pilot: Federate, label: str) -> None:
+    """The federation, of this federate and gateways, is saved."""
+    pilot.rti.request_federation_save(label)
+    pilot.until("initiate_federate_save")
+    pilot.rti.federate_save_begun()
+    pilot.rti.federate_save_complete()
+    pilot.until("federation_saved")
+
+
+def restored(pilot: Federate, label: str) -> None:
+    """It is restored."""
+    pilot.rti.request_federation_restore(label)
+    pilot.until("initiate_federate_restore")
+    pilot.rti.federate_restore_complete()
+    pilot.until("federation_restored")
+
+
+def status_of(bridge: OpenBridge) -> Callable[[], Any]:
+    """Status of the side that is a federation."""
+    return bridge.sides[0].status  # type: ignore[attr-defined,no-any-return]  # a Mirror
+
+
 @pytest.mark.row("X-08")
 def test_a_subscriber_sees_a_simulation_by_xpath(gate: Gate) -> None:
     # Given somebody who wants aircraft above 1,000, and all reports
@@ -296,6 +320,28 @@ def test_what_a_federate_adds_to_the_object_model_is_published_by_a_gateway_that
     assert b'object="LH1"' in obj.metadata
 
 
+VEHICLE = """<objectModel xmlns="http://standards.ieee.org/IEEE1516-2010">
+<interactions><interactionClass><name>HLAinteractionRoot</name><interactionClass><name>Vehicle</name></interactionClass>
+</interactionClass></interactions></objectModel>"""
+
+
+def test_an_addition_that_does_not_fit_leaves_a_gateway_as_it_is(gate: Gate, eventually: Callable[..., Any]) -> None:
+    # Given a gateway, and an aircraft that it publishes
+    planes = gate.subscriber.register_subscriber(type_name="Aircraft")
+    status = status_of(gate.bridge())
+    pilot = gate.join("pilot")
+    aircraft = gate.fly(pilot)
+    gate.subscriber.wait_matched(planes)
+    # When a federate brings an interaction class that is called as an object class of it
+    (gate.folder / "vehicle.xml").write_text(VEHICLE)
+    gate.join("other", modules=[gate.folder / "vehicle.xml"])
+    # Expect the trouble to be told, and the aircraft to come as before
+    eventually(lambda: "both called Air.Vehicle" in status()["trouble"], what=status)
+    assert status()["connected"]
+    pilot.rti.update_attribute_values(aircraft, {ALTITUDE: struct.pack(">d", 1.0)})
+    assert gate.subscriber.receive(planes, 20.0) is not None
+
+
 def test_who_comes_late_is_told_what_is_there(gate: Gate) -> None:
     # Given an aircraft whose federate says its values when it is asked
     pilot = gate.join("pilot")
@@ -364,21 +410,102 @@ def test_saves_restores_and_points_do_not_wait_for_a_gateway(gate: Gate) -> None
     pilot.until("announce_synchronization_point")
     rti.synchronization_point_achieved("ready")
     pilot.until("federation_synchronized")
-    rti.request_federation_save("S")
-    pilot.until("initiate_federate_save")
-    rti.federate_save_begun()
-    rti.federate_save_complete()
-    pilot.until("federation_saved")
+    saved(pilot, "S")
     rti.delete_object_instance(aircraft, b"")
-    rti.request_federation_restore("S")
-    pilot.until("initiate_federate_restore")
-    rti.federate_restore_complete()
-    pilot.until("federation_restored")
+    restored(pilot, "S")
     # Expect an aircraft that was deleted in between to be known after the restore
     rti.update_attribute_values(aircraft, {ALTITUDE: struct.pack(">d", 5.0)}, b"")
     last = [gate.subscriber.receive(everything, 20.0) for _ in range(2)][-1]
     assert last is not None
     assert last.metadata == b'<Aircraft object="LH1"><altitude>5.0</altitude></Aircraft>'
+
+
+def test_a_save_is_restored_with_a_gateway_that_was_started_again(gate: Gate, eventually: Callable[..., Any]) -> None:
+    # Given a save, and a gateway that was started again since
+    everything = gate.subscriber.register_subscriber(type_name="Aircraft")
+    first = gate.bridge()
+    pilot = gate.join("pilot")
+    aircraft = gate.fly(pilot)
+    gate.subscriber.wait_matched(everything)
+    saved(pilot, "S")
+    first.close()
+    status = status_of(gate.bridge())
+    eventually(lambda: status()["connected"], what=status)
+    # When the federation is restored
+    restored(pilot, "S")
+    # Expect it to be, and the aircraft to be seen
+    obj = None
+    while obj is None:
+        pilot.rti.update_attribute_values(aircraft, {ALTITUDE: struct.pack(">d", 5.0)})
+        obj = gate.subscriber.receive(everything, 1.0)
+    assert obj.metadata == b'<Aircraft object="LH1"><altitude>5.0</altitude></Aircraft>'
+
+
+def test_of_two_gateways_of_one_name_the_second_waits(
+    gate: Gate, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given two gateways of one name, and somebody who publishes notes
+    monkeypatch.setattr(gateway, "STANDBY_SECONDS", 0.0)
+    first = gate.bridge()
+    one = status_of(first)
+    eventually(lambda: one()["connected"], what=one)
+    other = status_of(gate.bridge())
+    eventually(lambda: "'gate:sim' is joined" in other()["trouble"], what=other)
+    pilot = gate.join("pilot")
+    report = pilot.rti.get_interaction_class_handle("Report")
+    text = pilot.rti.get_parameter_handle(report, "text")
+    pilot.rti.subscribe_interaction_class(report)
+    light = gate.federation.light()
+    notes = light.register_publisher(light.connect_to_delegate("alpha", "rome"), type_name="acme.Note", validate=False)
+    # When one is published; Expect it to be sent by the first alone
+    light.publish(notes, b'<Note text="1"/>')
+    eventually(lambda: (one()["taken"], other()["filtered"]) == (1, 1), what=lambda: (one(), other()))
+    # When the first ends; Expect the second to go on with what comes then
+    first.close()
+    eventually(lambda: other()["connected"], what=other)
+    light.publish(notes, b'<Note text="2"/>')
+    heard = [dict(pilot.until("receive_interaction")[2])[text] for _ in range(2)]
+    assert heard == [text_of("1"), text_of("2")]
+
+
+@pytest.mark.parametrize("is_joined", [True, False])
+def test_a_save_does_not_wait_for_what_a_gateway_has_to_declare(
+    gate: Gate, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, *, is_joined: bool
+) -> None:
+    # Given a gateway that has not declared yet what was added to the object model, or anything
+    may_learn, learned = threading.Event(), Surrogate.has_learned
+    monkeypatch.setattr(Surrogate, "has_learned", lambda self: may_learn.wait(20.0) and learned(self))
+    (gate.folder / "drones.xml").write_text(DRONES)
+    far = gate.subscriber.register_subscriber(type_name="Drone")
+    if is_joined:
+        may_learn.set()
+    status = status_of(gate.bridge(FILE.replace('"Vehicle*"', '"Vehicle*", "Drone"')))
+    if is_joined:
+        eventually(lambda: status()["connected"], what=status)
+        may_learn.clear()
+    pilot = gate.join("pilot", modules=[gate.folder / "drones.xml"])
+    execution = gate.rti._federations["Air"]
+    eventually(lambda: len(execution.manager.facts()) == 2, what=execution.manager.facts)
+    # When a save begins before it does
+    pilot.rti.request_federation_save("S")
+    pilot.until("initiate_federate_save")
+    may_learn.set()
+    pilot.rti.federate_save_begun()
+    pilot.rti.federate_save_complete()
+    # Expect it to be made, and the classes to be published after it
+    pilot.until("federation_saved")
+    gate.subscriber.wait_matched(far)
+    # and still after a restore, whose declarations are those of the save
+    restored(pilot, "S")
+    cls = pilot.rti.get_object_class_handle("Drone")
+    reach = pilot.rti.get_attribute_handle(cls, "range")
+    pilot.rti.publish_object_class_attributes(cls, [reach])
+    drone = pilot.rti.register_object_instance(cls, "D1")
+    obj = None
+    while obj is None:
+        pilot.rti.update_attribute_values(drone, {reach: struct.pack(">d", 5.0)})
+        obj = gate.subscriber.receive(far, 1.0)
+    assert obj.metadata == b'<Drone object="D1"><range>5.0</range></Drone>'
 
 
 def test_an_rti_that_comes_again_is_joined_again(gate: Gate, eventually: Callable[..., Any]) -> None:
