@@ -313,8 +313,8 @@ class SubscriberAdapter:
     @checked
     def count(self, type_name: str | None = None, **conditions: Unpack[Conditions]) -> Count:
         """Number of archived objects that a query would have, without fetching them; a copy in another archive counts
-        as well. A number whose `partial` names the archives that could not say, as that of a query. Raises as
-        `open_query`."""
+        as well, and what `suppress_empty` would leave out. A number whose `partial` names the archives that could not
+        say, as that of a query. Raises as `open_query`."""
         self._check_open()
         return self._queries.count(self._queries.draft(type_name, conditions))
 

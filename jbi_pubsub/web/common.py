@@ -293,6 +293,8 @@ class Common:
             found = _named({"kind": "type", **given})
             assert isinstance(found, InfoObjectDescriptor)
             of = found
+        elif "version" in given:
+            raise ArgumentError("a version needs its type", hint="Add type=", argument="version")
         return Descriptors(tuple(_described(each) for each in held.connection.getMetadataRepository().list(of)))
 
 

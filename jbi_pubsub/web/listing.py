@@ -320,8 +320,9 @@ _SUBSCRIBING: Final = (
         form={"pattern": f"^(?:now|all|last|{_PLACE}|{_TIME})$"},
     ), _LATEST,
 )  # fmt: skip
+_PAYLOADS: Final = _FILTER, _EMPTY, _UNFILTERED
 _ASKING: Final = (
-    _TYPE, _VERSION, _PREDICATE, _FILTER, _NS, _EMPTY, _UNFILTERED, _VIEW, _LATEST,
+    _TYPE, _VERSION, _PREDICATE, _NS, _VIEW, _LATEST,
     OperationParameter("since", "Published at this time or later: 2026-11-01T00:00Z, or 2h ago", form=_TIME_FORM),
     OperationParameter("until", "Published at this time or earlier", form=_TIME_FORM),
     OperationParameter("received", "since and until are times of receipt", kind="boolean"),
@@ -398,11 +399,11 @@ _EXT: Final = (
     Operation(
         "queryObjects", "GET", "/v1/types/{type}/{version}/query", "ext", "Archived objects that match, a page of them",
         (OperationAnswer(200, "In the order that was asked for", Found),),
-        (*_ASKING, OperationParameter("timeout", _TAKING, **{**_SECONDS, "least": 1}), OperationParameter("order", "oldest (without) or newest first", one_of=("oldest", "newest")),
+        (*_ASKING, *_PAYLOADS, OperationParameter("timeout", _TAKING, **{**_SECONDS, "least": 1}), OperationParameter("order", "oldest (without) or newest first", one_of=("oldest", "newest")),
          OperationParameter("limit", "Objects at most; 100 without", kind="integer", least=1, most=1_000)),
     ),
     Operation(
-        "countObjects", "GET", "/v1/types/{type}/{version}/count", "ext", "How many archived objects match",
+        "countObjects", "GET", "/v1/types/{type}/{version}/count", "ext", "How many archived objects match; payloads are not looked at",
         (OperationAnswer(200, "A copy in another archive counts as well", Counted),),
         (*_ASKING, OperationParameter("timeout", _TAKING, kind="number", least=1, most=60)),  # nothing ends it before
     ),

@@ -218,6 +218,7 @@ def test_bad_requests_are_told_what_is_wrong(reached: Callable[..., Any]) -> Non
         ("GET", f"{TYPE}/subscribe?view=all", None, {}, 400, "argument"),
         ("GET", f"{TYPE}/subscribe?latest_by=n", None, {}, 422, "argument"),
         ("GET", f"{TYPE}/query?timeout=0.001", None, {}, 400, "argument"),
+        ("GET", f"{TYPE}/count?suppress_empty=true", None, {}, 400, "argument"),
         ("GET", f"{TYPE}/subscribe?start=yesterday", None, {}, 422, "configuration"),
         ("GET", f"{TYPE}/query?limit=0", None, {}, 400, "argument"),
         ("GET", f"{TYPE}/query?limit=many", None, {}, 400, "argument"),
@@ -524,6 +525,8 @@ def test_a_query_for_what_the_archive_has_not_is_told_as_the_table_says(reached:
     assert it.ask("POST", f"/v1/capi/sequences/{asked}/pause").status == 204
     for path in ("next?timeout=0", "count"):
         assert it.ask("GET", f"/v1/capi/sequences/{asked}/{path}").json()["code"] == "capi_paused_sequence"
+    # and a version without its type to be refused
+    assert it.ask("GET", f"/v1/capi/connections/{made}/repository?version=1.0").json()["code"] == "argument"
 
 
 def test_a_version_has_one_way_to_be_written(reached: Callable[..., Any]) -> None:
