@@ -119,6 +119,8 @@ def link(given: _Link) -> None:
 
     from .servers import access_of, raise_file_limit, serve_until, stop_on_signal, tell_ready
 
+    if not given.federation:
+        raise ConfigurationError("--federation ''", hint="For example --federation Air")
     for each in given.locators:
         check_endpoint(each)
     config = given.settings.load(pad__host=given.host, pad__port=given.port or 0)
@@ -207,8 +209,9 @@ def _sizes(said: str) -> tuple[int, ...]:
         counts = tuple(int(each) for each in said.split(","))
     except ValueError:
         counts = ()
-    if not 1 <= len(counts) <= 8 or not all(0 <= each <= 9 for each in counts):
-        raise ConfigurationError(f"--federates {said[:60]!r}", hint="For example 2,2: up to 8 federations of 0 to 9")
+    if not 1 <= len(counts) <= 8 or not all(0 <= each <= 9 for each in counts) or not any(counts):
+        hint = "For example 2,2: up to 8 federations of 0 to 9, with one federate at least"
+        raise ConfigurationError(f"--federates {said[:60]!r}", hint=hint)
     return counts
 
 
@@ -228,7 +231,12 @@ def _policy(file: Path | None, cells: tuple[str, ...]) -> Solutions:
     from jbi_pubsub.bridge.file import parsed
     from jbi_pubsub.hla.bridge.policy import read
 
-    said: dict[str, Any] = dict(parsed(file).get("policy", {})) if file is not None else {}
+    table: Any = parsed(file).get("policy", {}) if file is not None else {}
+    if not isinstance(table, dict):
+        raise ConfigurationError(
+            f"bridge file {file}: policy = {str(table)[:60]} is not a table", hint="For example [policy]"
+        )
+    said = dict(table)
     for each in cells:
         otherwise = ConfigurationError(f"--set {each[:60]!r}", hint="For example --set consensus=naive")
         problem, solution = pair(each, otherwise)

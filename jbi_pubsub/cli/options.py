@@ -13,6 +13,7 @@ those of a base class first (with `class _Tail(Base, first=True)` behind the own
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
@@ -32,17 +33,28 @@ EXISTING_FOLDER.name = FOLDER.name = "folder"
 LAST: Final = ("wide", "columns", "as_json")
 
 
+class _Option(click.Option):
+    """An option; one for a number takes no NaN, which no bound of a range of click excludes."""
+
+    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
+        """The value of what was given. Raises BadParameter."""
+        found = super().type_cast_value(ctx, value)
+        if isinstance(found, float) and math.isnan(found):
+            raise click.BadParameter("nan is not a number", ctx, self)
+        return found
+
+
 class _OptionField(NamedTuple):
     """An option or argument of a command, until its class makes a parameter of click of it."""
 
-    kind: type[click.Option | click.Argument]
+    kind: type[_Option | click.Argument]
     names: tuple[str, ...]
     attributes: dict[str, Any]
 
     @property
     def is_option(self) -> bool:
         """Not an argument, which comes before."""
-        return self.kind is click.Option
+        return self.kind is _Option
 
     def parameter(self, name: str) -> click.Parameter:
         """The option or argument as click has it, under the name of its field."""
@@ -53,7 +65,7 @@ class _OptionField(NamedTuple):
 def option(help: str, *names: str, shown: Any = None, **attributes: Any) -> Any:  # noqa: A002  # click's word
     """An option with its help; `shown` is a default that the help shows, `attributes` are click's."""
     default = {} if shown is None else {"default": shown, "show_default": True}
-    return _OptionField(click.Option, names, {"help": help, **default, **attributes})
+    return _OptionField(_Option, names, {"help": help, **default, **attributes})
 
 
 def flag(help: str, *names: str, **attributes: Any) -> Any:  # noqa: A002  # as above

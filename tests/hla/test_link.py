@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from jbi_pubsub.cli.app import run
 from jbi_pubsub.cli.status import Servers, tables
 from jbi_pubsub.core.config import Config, LookupSection
 from jbi_pubsub.core.errors import JbiError
@@ -335,3 +336,9 @@ def test_errors_of_the_rti_come_over_a_link_as_they_are(two: Two) -> None:
     with pytest.raises(JbiError) as same:
         b.rti.register_object_instance(1, "LH1")
     assert (type(refused.value), refused.value.message) == (type(same.value), same.value.message)
+
+
+def test_a_link_to_a_federation_without_a_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    # Given no name, as of a variable of a shell that is not set; Expect a refusal that names the option
+    assert run(["hla", "link", "--federation", "", "--at", "127.0.0.1:9"]) != 0
+    assert "--federation ''" in capsys.readouterr().err

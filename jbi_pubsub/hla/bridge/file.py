@@ -13,6 +13,7 @@ from jbi_pubsub.bridge.file import BridgeExplanation, ExplanationTable, SidePlac
 from jbi_pubsub.core import toml
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ConfigurationError
+from jbi_pubsub.core.near import near_hint
 from jbi_pubsub.core.toml import TomlError, TomlTable
 from jbi_pubsub.hla import datatypes
 from jbi_pubsub.hla.fom import PRIVILEGE, Class, ClassMember, parsed
@@ -165,6 +166,8 @@ class Federations(NamedTuple):
         rows = [*cells, ("time", "couple" if couples else "", policy.TIME[couples])]
         tables = [ExplanationTable("", ("problem", "solution", "meaning"), rows)]
         translated = self.translation()
+        if translated is not None and type_name is not None:
+            _check_class(type_name, translated)
         plain["directions"] = []
         for side, (source, target) in enumerate((self.sides, self.sides[::-1])):
             rows = list(self._rows(translated, side, type_name))
@@ -189,6 +192,14 @@ class Federations(NamedTuple):
         interactions = _Shown(here.interactions, there.interactions, here.parameters, there.parameters)
         yield from objects.rows(translated.objects[side], name)
         yield from interactions.rows(translated.interactions[side], name)
+
+
+def _check_class(name: str, translated: Translation) -> None:
+    """That a side has a class of that name. Raises ConfigurationError."""
+    classes = [cls.name for fom in translated.foms for cls in (*fom.objects[1:], *fom.interactions[1:])]
+    known = {cls.partition(".")[2] for cls in classes}
+    if name not in known and name not in classes:
+        raise ConfigurationError(f"no side has a class {name[:200]!r}", hint=near_hint(name, sorted(known)))
 
 
 class _Shown(NamedTuple):

@@ -550,6 +550,8 @@ def test_the_command_says_what_it_found(
     ("arguments", "said"),
     [
         (["--federates", "x"], "--federates 'x'"),
+        (["--federates", "0,0"], "one federate at least"),
+        (["--policy", "number.toml"], "policy = 5 is not a table"),
         (["--federates", "1,1", "--bridges", "0-7"], "--bridges '0-7'"),
         (["--scenario", "sav"], "Did you mean save?"),
         (["--set", "consensus"], "--set 'consensus'"),
@@ -559,8 +561,10 @@ def test_the_command_says_what_it_found(
     ],
 )
 def test_what_can_not_be_explored_is_told_in_a_line(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str], said: str
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "number.toml").write_text("policy = 5\n")
     assert run(["hla", "explore", *arguments]) != 0
     assert said in capsys.readouterr().err
 
