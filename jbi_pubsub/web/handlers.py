@@ -377,7 +377,7 @@ def _terms(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _SAME: Final = (
-    "predicate", "payload_filter", "suppress_empty", "since", "until", "received", "after", "up_to", "publisher",
+    "predicate", "payload_filter", "suppress_empty", "since", "until", "received", "after", "up_to", "at", "publisher",
     "least_payload", "most_payload", "latest_by", "order", "view", "unfiltered",
 )  # fmt: skip
 

@@ -328,6 +328,7 @@ _ASKING: Final = (
     OperationParameter("received", "since and until are times of receipt", kind="boolean"),
     OperationParameter("after", "Behind the `place` of an object, in its archive (with order=newest: older objects); a position alone will do", form={"pattern": f"^{_PLACE}$"}),
     OperationParameter("up_to", "Positions not above this one", kind="integer", least=0, most=MAX_POSITION),
+    OperationParameter("at", "Address of a delegate: its archive alone is asked, or those of several", many=True, form={"maxLength": 300}),
     OperationParameter("publisher", "Name that the publisher goes by", form={"maxLength": 1_024}),
     OperationParameter("least_payload", "Bytes of the payload at least", kind="integer", least=0, most=2**53),
     OperationParameter("most_payload", "Bytes of the payload at most", kind="integer", least=0, most=2**53),

@@ -356,6 +356,25 @@ def test_one_archive_is_asked_and_all_in_either_order(place: Place) -> None:
                 subscriber.count("report", at=())
 
 
+@pytest.mark.parametrize(("order", "side"), [("oldest", "after"), ("newest", "before")])
+def test_a_page_behind_a_place_is_of_the_archive_that_gave_it_and_names_the_others(
+    place: Place, order: Any, side: str
+) -> None:
+    # Given two archives, and the first page of both
+    at = {name: place.pad(name).address for name in ("alpha", "beta")}
+    said = [place.publish("report", f"<m>{n}</m>", at=name)[0] for n, name in enumerate(("alpha", "beta") * 2)]
+    with place.federation.subscriber() as subscriber:
+        (first,) = subscriber.query("report", order=order, limit=1)
+        behind: dict[str, Any] = {side: first.platform.place}
+        # When the next one is asked for
+        with subscriber.open_query("report", order=order, **behind) as query:
+            found = [obj.object_id for obj in query]
+            # Expect what the archive of the place has, and the other one to be named
+            assert found == ([said[2]] if order == "oldest" else [said[1]])
+            other = at["beta" if order == "oldest" else "alpha"]
+            assert [each.partition(": ")[0] for each in query.partial] == [other]
+
+
 @pytest.mark.row("D-26")
 def test_what_a_client_has_published_is_asked_for_by_its_name_time_and_type(place: Place, eventually: Any) -> None:
     # Given two clients that have published events of two kinds, some of them early

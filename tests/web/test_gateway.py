@@ -134,6 +134,8 @@ def test_archives_are_asked_page_by_page(reached: Callable[..., Any]) -> None:
         newest += [each["id"] for each in page["objects"]]
         at = f"&after={page['objects'][-1]['place']}"
     assert newest + [each["id"] for each in page["objects"]] == ids[::-1]
+    for address, count in ((it.delegate.address, 5), ("127.0.0.1:1", None)):  # of one archive, if there are several
+        assert it.ask("GET", f"{TYPE}/count?at={address}").json().get("count") == count
     key = it.ask("GET", f"{TYPE}/query?order=newest&latest_by=//n&after=3")
     assert (key.status, key.json()["facts"]) == (422, {"argument": "after"})
     assert it.ask("GET", f"{TYPE}/count?least_payload=3").json() == {"count": 2, "partial": []}
