@@ -531,7 +531,7 @@ def pack(head: Head, payload: Part | SpooledPayload, since: float = 0.0) -> Parc
 def left_out(registration: str, up_to: int, count: int, *, lost: bool = False) -> Parcel:
     """Goes in the place of objects of a registration that a bridge has left out: so many with numbers up
     to `up_to`; 0: nobody lacks what has not come up to there. It has no type. `lost`: in the place of those that were
-    lost on their way to the bridge, as many (0: it is not known how many)."""
+    lost on their way to the bridge, as many (0: it is not known how many), or at their publisher."""
     return pack(Head("", registration, up_to, 0.0, "", LOST if lost else "", b"", count), b"")
 
 

@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Final
 
 from jbi_pubsub.core.errors import StorageError
-from jbi_pubsub.core.info_object import Parcel, Part
+from jbi_pubsub.core.info_object import Parcel, Part, left_out
 from jbi_pubsub.core.quality import WEIGHTS, Strategy
 from jbi_pubsub.core.scheduling import PriorityRing
 from jbi_pubsub.core.spool import COST_LEAST, MEMORY_BYTES
@@ -139,15 +139,20 @@ class PublisherLane:
             and self.unfinished_size + _credited(self.parcels[0]) <= self.granted.credit_bytes
         )
 
-    def remove_late(self, now: float) -> list[Parcel]:
-        """Take out what has waited for too long at that time (monotonic), as far as it is known since when."""
+    def remove_late(self, now: float) -> int:
+        """Take out what has waited for too long at that time (monotonic), as far as it is known since when; how much.
+        In the place of the first ones, before which a delegate that is new may know of nothing, it is told that they
+        are lost; of others the next one's number tells."""
         due = now - (self.expiration or math.inf)
-        gone = [each for each in self.parcels if 0.0 < each.since <= due or 0.0 < each.expires <= now]
+        late = [0.0 < each.since <= due or 0.0 < each.expires <= now for each in self.parcels]
+        gone = sum(is_late and not each.head.left_out for each, is_late in zip(self.parcels, late, strict=True))
         if gone:
-            left = set(map(id, gone))
-            self.parcels = deque(parcel for parcel in self.parcels if id(parcel) not in left)
-            self.size -= sum(parcel.size for parcel in gone)
-            self.finished += len(gone)
+            waiting = list(self.parcels)
+            first = waiting[: (*late, False).index(False)]
+            left = [each for each, is_late in zip(waiting, late, strict=True) if not is_late]
+            self.parcels = deque([_lost(first), *left] if first else left)
+            self.size = sum(parcel.size for parcel in self.parcels)
+            self.finished += len(waiting) - len(self.parcels)
         return gone
 
     def take_run(
@@ -383,10 +388,10 @@ class Lanes:
 
     def _prune(self, lane: PublisherLane) -> bool:
         """Under the lock: give up what has waited too long; whether anything is left."""
-        gone = lane.remove_late(self._clock())
-        self._count -= len(gone)
-        self._bytes -= sum(parcel.size for parcel in gone)
-        self.given_up += len(gone)
+        count, size = len(lane.parcels), lane.size
+        self.given_up += lane.remove_late(self._clock())
+        self._count += len(lane.parcels) - count
+        self._bytes += lane.size - size
         self._remove_if_idle(lane)
         return bool(lane.parcels)
 
@@ -532,6 +537,15 @@ def _fitting(run: Sequence[Parcel], waiting: int, size: int, most: int, most_byt
         if at and (at >= most or size > most_bytes):
             return run[: at - waiting]
     return run
+
+
+def _lost(parcels: Sequence[Parcel]) -> Parcel:
+    """Goes in the place of consecutive objects that are lost; how long ago the last was published goes with it."""
+    last = parcels[-1]
+    count = sum(each.head.left_out or 1 for each in parcels)
+    told = left_out(last.head.registration, last.head.sequence, count, lost=True)
+    told.since = last.since
+    return told
 
 
 def _credited(parcel: Parcel) -> int:

@@ -133,7 +133,7 @@ class DeliveryReader:
             notice = _decoded(LossNotice, body, "loss notice")
             if notice.cause is Cause.REFUSED and notice.detail:
                 self._registry.deny(flow.subscription.uid, OversizeError(notice.detail))
-            flow.subscription.lose(notice.cause, notice.count, notice.detail)
+            flow.subscription.lose(notice.cause, notice.count, notice.detail, flow.consume)
         elif kind == QUALITY:
             flow.take_quality(_decoded(GrantedQos, body, "notice of quality"))
             flow.subscription.qos_changed(flow.quality)

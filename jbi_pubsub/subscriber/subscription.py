@@ -101,6 +101,8 @@ class ArrivalOrder:
         self._turn = 0
         self._moved: set[Consumer] = set()
         """Sources from which registrations have moved, and whose session has not ended."""
+        self.missing: tuple[Consumer | None, int] = (None, 0)
+        """Objects that never came to a source, which has just told so: their numbers are before that of the next."""
 
     def open(self, source: Consumer) -> None:
         """The subscription stands at a source from now on. One that was started again hears all that its network still
@@ -370,6 +372,7 @@ class LocalSubscription:
                 dropped += 1
                 late += self.order.is_late(progress, sequence, consumed)
             if objects:
+                self.order.missing = (None, 0)
                 self.arrived += len(objects) - dropped
                 self.duplicates += dropped - late
                 self.queue.announce()
@@ -387,11 +390,14 @@ class LocalSubscription:
         what the delegate before had, and has not given. Their number is known where all objects are wanted."""
         last = progress.last
         gap = self.order.begin(progress, obj.platform.sequence, consumed)
-        if not gap:
-            return []
         request = self.request
         chooses = request.predicate or request.suppress_empty or request.qos != Wish() or self.fitness is not None
         chooses = chooses or bool(obj.platform.via)  # a bridge may leave objects out
+        (source, missing), self.order.missing = self.order.missing, (None, 0)
+        if source == consumed and not chooses:  # where it chooses, these may be another registration's
+            gap -= missing
+        if gap <= 0:
+            return []
         progress.is_counted = not (chooses or self.is_narrowed or self.losses.by_cause)
         span = f"numbers {last + 1} to {obj.platform.sequence - 1} of registration {obj.platform.registration}"
         loss = (
@@ -414,8 +420,12 @@ class LocalSubscription:
         with self.queue.changed:
             self.order.settle(source)
 
-    def lose(self, cause: Cause, count: int, detail: str = "") -> None:
-        """Note a loss: see `LossAccount`."""
+    def lose(self, cause: Cause, count: int, detail: str = "", source: Consumer | None = None) -> None:
+        """Note a loss: see `LossAccount`. `source`: the one that tells it."""
+        if cause is Cause.SEQUENCE_GAP:
+            with self.queue.changed:
+                before, missing = self.order.missing
+                self.order.missing = source, count + (missing if before == source else 0)
         self.losses.add(cause, count, detail)
 
     def qos_changed(self, granted: GrantedQos) -> None:

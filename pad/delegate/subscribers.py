@@ -156,6 +156,7 @@ class SubscriptionRegistry:
         now = self._tables.clock()
         opened = min(session.opened, now - elapsed) if session is not None else now
         since = opened - age if age > NOT_BEFORE else now
+        subscription.since = since if age > NOT_BEFORE else -math.inf
         lease = None
         if session is None:
             lease = self._mail.grant(subscription, key, duration)

@@ -112,12 +112,14 @@ class Distribution:
             subscription.meter_lost(published.head.type_name)
             self.refuse(subscription, Cause.OVERSIZE)
 
-    def lose(self, subscriptions: Iterable[Subscription], cause: Cause, count: int, position: int) -> None:
+    def lose(
+        self, subscriptions: Iterable[Subscription], cause: Cause, count: int, position: int, since: float = math.inf
+    ) -> None:
         """So many objects that these would have got never came, before that position of the buffer (0 objects: it is
-        not known how many)."""
+        not known how many); those that stood when the last was published, `since`, are told."""
         for subscription in subscriptions:
             session = self._sessions.get(subscription.owner)
-            if session is not None and subscription.place < position:
+            if session is not None and subscription.place < position and subscription.since <= since:
                 session.lose(subscription, cause, count)
 
     def refuse(self, subscription: Subscription, cause: Cause) -> None:

@@ -70,9 +70,10 @@ class Persistence:
         """Number of the last mail that is to be on disk; see `is_synced`."""
         return self._mail.offered
 
-    def lose(self, topic: Topic, cause: Cause, count: int) -> int:
-        """So many objects of a topic never came, which late joiners are told; the position up to which they know."""
-        return self.buffers.lose(topic.buffer, cause, count, self._clock())
+    def lose(self, topic: Topic, cause: Cause, count: int, since: float = 0.0) -> int:
+        """So many objects of a topic never came, which late joiners are told that stood then (0.0: now); the position
+        up to which they know."""
+        return self.buffers.lose(topic.buffer, cause, count, since or self._clock())
 
     def is_synced(self, mail: int) -> bool:
         """Whether the mail up to that number is on disk, or lost."""

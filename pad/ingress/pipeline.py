@@ -84,8 +84,8 @@ class Pipeline:
             if gap < 0:
                 continue
             head = parcel.head
-            if not head.type_name and registration.origin is not None and head.registration == registration.uid:
-                self._leave_out(registration, head)
+            if self._is_left_out(registration, head):
+                self._leave_out(registration, parcel)
                 continue
             try:
                 self._admit(registration, parcel, gap, waits=waits)
@@ -96,6 +96,12 @@ class Pipeline:
                 registration.sequence = parcel.head.sequence
                 admitted.append(parcel)
         return admitted
+
+    def _is_left_out(self, registration: Registration, head: Head) -> bool:
+        """Whether it stands for objects that a bridge has left out, or that their publisher has lost."""
+        if head.type_name or head.registration != registration.uid:
+            return False
+        return registration.origin is not None or (head.is_lost and head.left_out <= GAP_MOST)
 
     def _admit(self, registration: Registration, parcel: Parcel, gap: int, *, waits: bool) -> None:
         if waits:
@@ -297,7 +303,7 @@ class Pipeline:
                 refused.append((parcel, fault_of(exc)))
         return good
 
-    def _tell_of_gap(self, registration: Registration, count: int) -> None:
+    def _tell_of_gap(self, registration: Registration, count: int, since: float = 0.0) -> None:
         if count > GAP_MOST:
             if registration.origin is None:
                 raise MetadataError(
@@ -307,14 +313,15 @@ class Pipeline:
             count = 0  # its bridge may have been away for days
         level = logging.WARNING if registration.origin is None else logging.INFO  # there it may be a rule's doing
         log.log(level, "registration %s: %s objects never came", registration.uid, count or "many")
-        self.lose(registration, Cause.SEQUENCE_GAP, count)
+        self.lose(registration, Cause.SEQUENCE_GAP, count, since)
 
-    def _leave_out(self, registration: Registration, head: Head) -> None:
-        """A bridge has left out objects of a registration that it relays, with numbers up to that of the head."""
+    def _leave_out(self, registration: Registration, parcel: Parcel) -> None:
+        """Objects of a registration were left out, with numbers up to that of the parcel, which stands for them."""
+        head = parcel.head
         numbers = head.sequence - registration.sequence
         count = min(head.left_out, numbers, GAP_MOST)
         if head.is_lost:
-            self._tell_of_gap(registration, head.left_out)
+            self._tell_of_gap(registration, head.left_out, parcel.since)
         elif count:
             self.lose(registration, Cause.FILTERED, count)
         if numbers > count > 0 and registration.tells_gaps and not head.is_lost:
@@ -323,9 +330,9 @@ class Pipeline:
             registration.judged = head.sequence
         registration.sequence = head.sequence
 
-    def lose(self, registration: Registration, cause: Cause, count: int) -> None:
+    def lose(self, registration: Registration, cause: Cause, count: int, since: float = 0.0) -> None:
         """So many objects of a registration never came (0: it is not known how many): its subscribers are told, and who
-        comes late."""
+        comes late, if they stood when the last was published, `since` (0.0: now)."""
         topic = registration.topic
-        position = self.persistence.lose(topic, cause, count)
-        self.distribution.lose(topic.table.subscriptions(), cause, count, position)
+        position = self.persistence.lose(topic, cause, count, since)
+        self.distribution.lose(topic.table.subscriptions(), cause, count, position, since or math.inf)

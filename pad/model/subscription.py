@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import sys
 import time
 from collections import Counter
@@ -72,6 +73,8 @@ class Subscription:
     """Recipients that get no mail any more, and the answer of the mail server that was the reason."""
     place: int = 0
     """Position at which it was in all match tables: what came up to then, it gets from the buffer, if at all."""
+    since: float = -math.inf
+    """When it stood (delegate's clock), as far as that is known."""
     rights: Rights | None = field(default=None, repr=False)
     """Rights of its caller, where access is restricted."""
     unmet: tuple[Unmet, ...] = field(default=(), repr=False)
@@ -92,9 +95,6 @@ class Subscription:
     """Objects that it caught up with; they count in the others, too."""
     combined: Predicate | None = field(default=None, repr=False)
     """On the combined view, instead of one on the metadata (see core/combined.py)."""
-    is_selective: bool = field(default=False, repr=False)
-    """Whether it does not want all that it matches by the metadata: it has a predicate on the combined view, or does
-    not want what some publish."""
     lost: Counter[str] = field(default_factory=Counter)
     revision: int = field(default=0, repr=False)
     """Revision of its terms; odd while they change."""
@@ -106,6 +106,12 @@ class Subscription:
         """The subscriber's id for it."""
         return self.request.uid
 
+    @property
+    def is_selective(self) -> bool:
+        """Whether it does not want all that it matches by the metadata: it has a predicate on the combined view, or
+        does not want what some publish."""
+        return self.combined is not None or bool(self.request.unlike) or self.request.local
+
     def meter_lost(self, type_name: str) -> None:
         """An object is lost that was in no queue."""
         if self.contract is not None and self.contract.meter is not None:
@@ -116,7 +122,7 @@ class Subscription:
         self.revision += 1
         self.request, self.set_aside = other.request, ""
         self.predicate, self.combined, self.payload_filter = other.predicate, other.combined, other.payload_filter
-        self.is_selective, self.narrowed_by, self.contract = other.is_selective, other.narrowed_by, other.contract
+        self.narrowed_by, self.contract = other.narrowed_by, other.contract
         self.revision += 1
 
     @property
@@ -207,7 +213,6 @@ def compile_subscription(
     return Subscription(
         request, owner, number, conditions.predicate, conditions.payload_filter, combined=conditions.combined,
         digest_seconds=conditions.digest_seconds,
-        is_selective=conditions.combined is not None or bool(request.unlike) or request.local,
     )  # fmt: skip
 
 

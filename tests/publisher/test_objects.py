@@ -367,19 +367,28 @@ def test_what_has_expired_when_a_delegate_answers_again_does_not_come(federation
     publisher, uid = _untyped(federation, expiration=3.0)
     subscriber = federation.subscriber()
     subscription = subscriber.register_subscriber(type_name="report")
+    some = subscriber.register_subscriber(type_name="report", predicate="/none")
     publisher.publish(uid, b"", b"before")
     assert subscriber.receive(subscription, 60.0).payload == b"before"  # type: ignore[union-attr]
     publisher.flush()
     pad.stop(0.0)
-    # When it publishes meanwhile, and another delegate comes later
+    # When it publishes meanwhile, and another delegate comes later, and a subscription before that
     for _ in range(5):
         publisher.publish(uid, b"", b"stale")
     time.sleep(3.5)
+    later = federation.subscriber()
+    new = later.register_subscriber(type_name="report")
     federation.pad()
     publisher.flush(30.0)
     publisher.publish(uid, b"", b"fresh")
-    # Expect what is not stale alone, and to be told how many were
+    # Expect what is not stale alone, and to be told how many were; but for who came later
     assert subscriber.receive(subscription, 60.0).payload == b"fresh"  # type: ignore[union-attr]
+    for each in (subscription, some):
+        eventually(
+            lambda each=each: subscriber.losses(each) == {"sequence_gap": 5}, what=lambda: subscriber.losses(some)
+        )  # type: ignore[misc]
+    assert later.receive(new, 60.0).payload == b"fresh"  # type: ignore[union-attr]
+    assert later.losses(new) == {}
     (connection,) = publisher.status()["delegates"].values()
     assert connection["given_up"] == 5
     assert publisher.status()["registrations"][uid]["unfinished"] in (0, 1)
@@ -403,7 +412,8 @@ class _Lane:
     def taken(self) -> list[str]:
         items = self.lanes.take(1_000, 1 << 20)
         heads = [Parcel.received(b"".join(bytes(part) for part in item[1:])).head for item in items]
-        return [f"{head.registration}:{head.sequence}" for head in heads]
+        lost = [f" lost {head.left_out}" if head.is_lost else "" for head in heads]
+        return [f"{head.registration}:{head.sequence}{told}" for head, told in zip(heads, lost, strict=True)]
 
 
 def test_what_has_waited_too_long_at_its_publisher_does_not_go() -> None:
@@ -412,11 +422,51 @@ def test_what_has_waited_too_long_at_its_publisher_does_not_go() -> None:
     lane.put(2, 1)
     lane.now += 6.0
     lane.put(1, 1)
-    assert sorted(lane.taken()) == ["r-1:3", "r-2:1"]
-    # Expect nobody to wait for it
-    assert (lane.lanes.given_up, lane.lanes.unfinished(1), lane.lanes.waiting) == (2, 1, 0)
-    lane.lanes.acknowledged(2)
-    assert lane.lanes.wait_taken(0.0) == 0
+    # Expect the delegate to be told of it, up to its last number, and nobody to wait for it
+    assert sorted(lane.taken()) == ["r-1:2 lost 2", "r-1:3", "r-2:1"]
+    assert (lane.lanes.given_up, lane.lanes.unfinished(1), lane.lanes.waiting) == (2, 2, 0)
+    # When the delegate goes away before it has that, and more expires meanwhile
+    lane.lanes.restart()
+    lane.now += 6.0
+    lane.put(1, 1)
+    # Expect the next one to be told of all
+    assert sorted(lane.taken()) == ["r-1:3 lost 3", "r-1:4", "r-2:1"]
+    assert lane.lanes.given_up == 3
+    lane.lanes.acknowledged(3)
+    assert (lane.lanes.wait_taken(0.0), lane.lanes.waiting, lane.lanes.is_empty()) == (0, 0, True)
+
+
+def test_a_registration_of_which_all_has_waited_too_long_tells_that_once() -> None:
+    lane = _Lane(reliable=True, expiration=5.0)
+    lane.put(1, 2)
+    lane.now += 6.0
+    assert (lane.taken(), lane.taken()) == (["r-1:2 lost 2"], [])
+    lane.lanes.restart()
+    lane.now += 6.0
+    assert lane.taken() == ["r-1:2 lost 2"]
+    lane.lanes.acknowledged(1)
+    assert (lane.lanes.given_up, lane.lanes.wait_taken(0.0), lane.lanes.unfinished(1)) == (2, 0, 0)
+
+
+def test_what_expires_before_a_delegate_has_had_anything_is_told(federation: Federation) -> None:
+    # Given a registration of which the delegate has no object yet when it stops
+    pad = federation.pad()
+    publisher, uid = _untyped(federation, expiration=0.5)
+    subscriber = federation.subscriber()
+    subscription = subscriber.register_subscriber(type_name="report")
+    assert subscriber.wait_matched(subscription, timeout=60.0)
+    pad.stop(0.0)
+    # When two objects expire until it is back; expect that to be told, although nothing comes behind them
+    for _ in range(2):
+        publisher.publish(uid, b"", b"stale")
+    time.sleep(0.6)
+    federation.pad()
+    eventually(
+        lambda: subscriber.losses(subscription) == {"sequence_gap": 2}, what=lambda: subscriber.losses(subscription)
+    )
+    publisher.publish(uid, b"", b"fresh")
+    assert subscriber.receive(subscription, 60.0).payload == b"fresh"  # type: ignore[union-attr]
+    assert subscriber.losses(subscription) == {"sequence_gap": 2}
 
 
 @pytest.mark.row("D-27")

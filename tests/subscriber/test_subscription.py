@@ -214,6 +214,28 @@ def test_of_a_delegate_that_has_told_what_was_lost_nothing_is_missing(subscripti
     assert subscription.losses.by_cause == {}
 
 
+@pytest.mark.parametrize(
+    ("predicate", "told", "losses"),
+    [
+        ("", 3, {"sequence_gap": 3}),
+        ("", 2, {"sequence_gap": 2, "delegate_dead": 1}),
+        ("/m", 3, {"sequence_gap": 3, "delegate_dead": 1}),
+    ],
+    ids=["all", "one less", "some, perhaps of another registration"],
+)
+def test_what_the_successor_of_a_killed_delegate_tells_is_not_told_twice(
+    predicate: str, told: int, losses: dict[str, int]
+) -> None:
+    # Given a subscription that has an object from a delegate, which was killed
+    subscription, killed, successor = _subscription(predicate=predicate), Delegate(), Delegate()
+    subscription.add([_object(1)], killed.consumed)
+    # When its successor tells that objects behind it were lost at their publisher, and gives the next one
+    subscription.lose(Cause.SEQUENCE_GAP, told, source=successor.consumed)
+    subscription.add([_object(5), _object(6)], successor.consumed)
+    # Expect the others alone to be lost with the delegate, number unknown
+    assert subscription.losses.by_cause == losses
+
+
 @pytest.mark.parametrize("cause", list(Cause))
 def test_a_loss_without_a_number_says_whether_there_need_be_one(cause: Cause, eventually: Callable[..., Any]) -> None:
     listener = _Told()
