@@ -7,6 +7,7 @@ Rules:
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import Counter, deque
@@ -27,6 +28,8 @@ from jbi_pubsub.protocol.remote import RemoteArchive
 from jbi_pubsub.protocol.requests import QueryRequest
 
 from .bodies import VERSION, QueryBody, ResultBody, encoded
+
+log = logging.getLogger("jbi_pubsub.node")
 
 ANSWERERS: Final = 8
 QUEUED_MOST: Final = 256
@@ -195,9 +198,7 @@ class NetworkQueries:
                 self._queued += 1
                 self._pool.submit(self._answer, foreign, origin, body)
         if is_too_much:
-            self._tell(
-                origin, ResultBody(VERSION, body.id, is_last=True, lacks="a node has too many queries to answer")
-            )
+            self._tell_end(origin, body, 0, "a node has too many queries to answer")
 
     def close(self) -> None:
         """Answer no more."""
@@ -234,7 +235,14 @@ class NetworkQueries:
         with self._lock:
             self._queued -= 1
         with guarded("infosphere query"):
-            self._tell(origin, ResultBody(VERSION, body.id, is_last=True, count=count, lacks=lacks[:4_096]))
+            self._tell_end(origin, body, count, lacks)
+
+    def _tell_end(self, to: bytes, body: QueryBody, count: int, lacks: str) -> None:
+        """Where the network has no room for it, who asked hears that we have not answered when his time is over."""
+        try:
+            self._tell(to, ResultBody(VERSION, body.id, is_last=True, count=count, lacks=lacks[:4_096]))
+        except BackPressureError as exc:
+            log.warning("the end of an answer to node %s is not told: %s", to.hex()[:8], exc.message)
 
 
 def _size(obj: InfoObject) -> int:

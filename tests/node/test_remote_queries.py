@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from jbi_pubsub.core import guard
 from jbi_pubsub.core.errors import BackPressureError
 from jbi_pubsub.core.info_object import InfoObject, packed
 from jbi_pubsub.network.message import NodeMessage
@@ -88,15 +89,17 @@ def test_who_has_left_is_answered_no_more(queries: NetworkQueries, said: Said, e
 
 
 def test_what_finds_no_room_leaves_no_query_open(
-    queries: NetworkQueries, said: Said, eventually: Callable[..., Any]
+    queries: NetworkQueries, said: Said, eventually: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     # Given answers without end, when the network takes no more of them
     queries.asked(ALPHA, QueryBody(VERSION, NUMBER, QueryRequest()))
     eventually(lambda: len(said.bodies) > 10)
     said.is_full = True
-    # Expect the archive's query to be over
+    # Expect the archive's query to be over, which is no fault of ours
     assert isinstance(queries.foreign, Endless)
     eventually(queries.foreign.cancelled.is_set)
+    eventually(lambda: "is not told" in caplog.text)
+    assert guard.faults() == {}
 
 
 def test_others_answer_no_longer_than_is_waited_for(queries: NetworkQueries, said: Said) -> None:
