@@ -7,8 +7,9 @@ A record has an element for each of its fields, an array an `item` for each of i
 
     <Spatial><WorldLocation><X>3905.5</X><Y>0.0</Y><Z>-12.0</Z></WorldLocation></Spatial>
 
-Octets stand in hexadecimal, with `encoding="hex"`; so does a value of no known data type, and one that is not what its
-data type says: who sends it may send anything. The payload has all values as they were sent.
+Octets stand in hexadecimal, with `encoding="hex"`. So do the bytes of a text that XML can't have, of a value of no
+known data type, and of one that is not what its data type says: who sends it may send anything. The payload has all
+values as they were sent. interactions.py reads back what is written here.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from immutables import Map
 from jbi_pubsub.bridge.elements import Codec
 from jbi_pubsub.core.xml import NO_XML
 
-from .datatypes import Types
+from .datatypes import DataType, Types
+from .encoding import ElementArray, Encoding, FixedRecord, VariantRecord
 from .exceptions import DecoderException
-from .fom import PRIVILEGE, Class, ClassMember, Fom
+from .fom import PRIVILEGE, Class, Fom
 
 TEXT_MOST: Final = 64 << 10
 """Characters of a value in metadata; of a longer one they are cut there, and marked. Bytes of a record or an array; a
@@ -43,8 +45,8 @@ class Shown(NamedTuple):
     """The information object type."""
     element: str
     """The class's own name, without those above it."""
-    members: Map[int, tuple[str, Codec | None]]
-    """Name and encoding of each attribute or parameter; None: of no encoding that is known."""
+    members: Map[int, tuple[str, DataType | None]]
+    """Name and data type of each attribute or parameter; None: of none that is known."""
 
 
 class FederationEvent(NamedTuple):
@@ -65,14 +67,9 @@ def shown(fom: Fom, types: Types, prefix: str, cls: Class, *, is_object: bool) -
     for handle in cls.members:
         member = members[handle - 1]
         if member.name != PRIVILEGE:
-            found[handle] = member.name, _codec(types, member)
+            found[handle] = member.name, types.get(member.data_type)
     short = cls.name.partition(".")[2] or cls.name
     return Shown(f"{prefix}.{short}", short.rpartition(".")[2], Map(found))
-
-
-def _codec(types: Types, member: ClassMember) -> Codec | None:
-    known = types.get(member.data_type)
-    return known.codec if known is not None and known.codec.kind != "octets" else None
 
 
 def metadata(cls: Shown, event: FederationEvent) -> bytes:
@@ -94,13 +91,12 @@ def payload(cls: Shown, event: FederationEvent) -> bytes:
     return msgspec.msgpack.encode({"values": values, "tag": event.tag})
 
 
-def _element(name: str, codec: Codec | None, data: bytes) -> str:
-    if codec is not None and codec.kind == "structure":
-        whole = _structured(name, codec, data)
-        if whole is not None:
-            return whole
-        codec = None
-    text = _decoded(codec, data)
+def _element(name: str, of: DataType | None, data: bytes) -> str:
+    if of is None:
+        return _hex(name, data)
+    if of.layout is not None and (of.codec.kind == "structure" or is_octets(of.layout)):
+        return _structured(name, of.layout, data) or _hex(name, data)
+    text = _decoded(of.codec, data)
     if text is None:
         return _hex(name, data)
     if len(text) > TEXT_MOST:
@@ -108,38 +104,55 @@ def _element(name: str, codec: Codec | None, data: bytes) -> str:
     return f"<{name}>{escape(text, _ESCAPES)}</{name}>"
 
 
-def _hex(name: str, data: bytes) -> str:
-    cut = data[: TEXT_MOST // 2]
+def is_octets(of: Encoding) -> bool:
+    """Whether its values are octets, of whatever number."""
+    return isinstance(of, ElementArray) and of.is_octets
+
+
+def _hex(name: str, data: bytes, most: int = TEXT_MOST // 2) -> str:
+    cut = data[:most]
     mark = ' cut="true"' if len(cut) < len(data) else ""
     return f'<{name} encoding="hex"{mark}>{cut.hex()}</{name}>'
 
 
-def _structured(name: str, codec: Codec, data: bytes) -> str | None:
+def _structured(name: str, of: Encoding, data: bytes) -> str | None:
     """A record or array; None: it is none, or too large."""
-    if len(data) > TEXT_MOST:
+    if len(data) > TEXT_MOST and not is_octets(of):
         return None
     try:
-        text = "".join(_parts(name, codec.decode(data)))
+        value = of.decode(data)
     except DecoderException:
         return None
+    text = "".join(_parts(name, of, value)) if not isinstance(value, bytes) else _hex(name, value)
     return text if len(text) <= STRUCTURE_MOST else None
 
 
-def _parts(name: str, value: Any) -> Iterator[str]:
+def _parts(name: str, of: Encoding, value: Any) -> Iterator[str]:
     """A value with what is within it."""
+    if isinstance(value, str) and NO_XML.search(value):
+        value = of.encode(value)
     if isinstance(value, bytes):
-        yield _hex(name, value)
+        yield _hex(name, value, len(value))
         return
     yield f"<{name}>"
-    if isinstance(value, dict):
-        for each, inner in value.items():
-            yield from _parts(element_name(each), inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _parts("item", inner)
+    if isinstance(value, dict | list):
+        for each, inner, within in _inner(of, value):
+            yield from _parts(each, inner, within)
     else:
-        yield escape(NO_XML.sub(chr(0xFFFD), _said(value)), _ESCAPES)
+        yield escape(_said(value), _ESCAPES)
     yield f"</{name}>"
+
+
+def _inner(of: Encoding, value: Any) -> Iterator[tuple[str, Encoding, Any]]:
+    """Parts of a record or array: the name of the element, the encoding, the value of each."""
+    if isinstance(of, ElementArray):
+        yield from (("item", of.of, each) for each in value)
+    fields: Sequence[tuple[str, Encoding | None]] = of.fields if isinstance(of, FixedRecord) else ()
+    if isinstance(of, VariantRecord):
+        fields = (of.discriminant, of.of), of.alternative(value[of.discriminant])
+    for name, inner in fields:
+        if inner is not None and name in value:
+            yield element_name(name), inner, value[name]
 
 
 def element_name(field: str) -> str:
@@ -147,9 +160,9 @@ def element_name(field: str) -> str:
     return field if _NAME.fullmatch(field) else "_" + _NO_NAME.sub("_", field)
 
 
-def _decoded(codec: Codec | None, data: bytes) -> str | None:
+def _decoded(codec: Codec, data: bytes) -> str | None:
     """None: it can't be said in XML."""
-    if codec is None:
+    if codec.kind == "octets":
         return None
     try:
         text = _said(codec.decode(data))

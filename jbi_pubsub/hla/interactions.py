@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-import struct
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -16,8 +15,8 @@ from jbi_pubsub.core.xml import Element, parse_metadata
 from jbi_pubsub.core.xpath import PayloadFilter, compile_filter
 
 from .datatypes import Types
-from .documents import element_name
-from .encoding import ElementArray, Encoding, FixedRecord, Padding, Scalar, VariantRecord
+from .documents import element_name, is_octets
+from .encoding import ElementArray, Encoding, ExtendableVariantRecord, FixedRecord, Padding, Scalar, VariantRecord
 from .execution import Values
 from .fom import Fom
 from .omt import children, local_name
@@ -32,9 +31,9 @@ class Take(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Globs of the types' names."""
     parameter: dict[str, str] = {}
     """XPath on the metadata, by parameter: the text of the first that it selects, of a record or array what is in it;
-    without one the parameter is left out."""
+    without one the parameter is left out. `encoding="hex"` is read as documents.py writes it."""
     metadata: str = ""
-    """The parameter that gets the metadata as they are; "": none."""
+    """The parameter that gets the metadata as they are, as a value of its data type; "": none."""
     payload: str = ""
     """The one that gets the payload."""
     id: str = ""
@@ -46,67 +45,65 @@ class InteractionMaker(NamedTuple):
 
     fits: re.Pattern[str]
     cls: int
-    paths: tuple[tuple[int, PayloadFilter, Codec | Encoding | None], ...]
-    metadata: int
-    payload: int
-    id: int
-    id_codec: Codec | None
+    paths: tuple[tuple[int, PayloadFilter, Encoding | None], ...]
+    """None: of no encoding that is known, here as below."""
+    metadata: tuple[int, Encoding | None]
+    payload: tuple[int, Encoding | None]
+    id: tuple[int, Encoding | None]
 
     def parameters(self, obj: InfoObject) -> Values:
         """An object's interaction. Raises MetadataError for one that does not fit."""
         found: dict[int, bytes] = {}
         try:
             root = parse_metadata(obj.metadata)
-            for handle, path, codec in self.paths:
+            for handle, path, of in self.paths:
                 first = _first(path, root)
-                if first is None:
-                    continue
-                if isinstance(codec, Encoding):
-                    found[handle] = codec.encode(_value(codec, first))
-                else:
-                    found[handle] = encoded(codec, _text(first))
-            if self.id:
-                found[self.id] = encoded(self.id_codec, obj.object_id)
+                if first is not None:
+                    found[handle] = _encoded(of, first)
+            wholes = (self.id, obj.object_id.encode()), (self.metadata, obj.metadata), (self.payload, obj.payload)
+            for (handle, of), data in wholes:
+                if handle:
+                    found[handle] = _whole(of, bytes(data))
         except (JbiError, ValueError) as exc:
             raise MetadataError(f"an object of {obj.type.name} can't be an interaction: {exc}") from exc
-        if self.metadata:
-            found[self.metadata] = obj.metadata
-        if self.payload:
-            found[self.payload] = bytes(obj.payload)
         return tuple(sorted(found.items()))
 
 
 def maker_of(fom: Fom, types: Types, take: Take) -> InteractionMaker:
-    """The rule, where a federation has that model. Raises NameNotFound."""
+    """The rule, where a federation has that model. Raises NameNotFound, ErrorReadingFom."""
     cls = fom.interaction_class(take.interaction)
 
-    def found(name: str) -> tuple[int, Codec | None]:
+    def found(name: str) -> tuple[int, Encoding | None]:
         if not name:
             return 0, None
         handle = fom.parameter(cls, name)
         known = types.get(fom.parameters[handle - 1].data_type)
-        return handle, known.codec if known is not None and known.codec.kind != "octets" else None
+        return handle, known.layout if known is not None else None
 
-    paths: list[tuple[int, PayloadFilter, Codec | Encoding | None]] = []
-    for name, path in take.parameter.items():
-        handle, codec = found(name)
-        is_structure = codec is not None and codec.kind == "structure"
-        whole = types.layout(fom.parameters[handle - 1].data_type) if is_structure else codec
-        paths.append((handle, compile_filter(path), whole))
+    paths = tuple((handle, compile_filter(path), of) for name, path in take.parameter.items()
+                  for handle, of in [found(name)])  # fmt: skip
     fits = re.compile("|".join(map(fnmatch.translate, take.types)) or "(?!)")
-    return InteractionMaker(fits, cls, tuple(paths), found(take.metadata)[0], found(take.payload)[0], *found(take.id))
+    return InteractionMaker(fits, cls, paths, found(take.metadata), found(take.payload), found(take.id))
 
 
-def encoded(codec: Codec | None, text: str) -> bytes:
-    """A text as the value of a parameter; without an encoding it is UTF-8. Raises ValueError."""
-    if codec is None:
-        return text.encode()
-    try:
-        if codec.kind == "number":
-            return codec.encode(int(text) if codec.is_whole else float(text))
-        return codec.encode(text)
-    except (OverflowError, struct.error, KeyError, TypeError) as exc:
-        raise ValueError(str(exc)) from exc
+def _whole(of: Encoding | None, data: bytes) -> bytes:
+    """Bytes of an object as the value of a parameter: octets, a text in UTF-8, or what is a value already. Raises
+    ValueError, JbiError."""
+    if of is None:
+        return data
+    if is_octets(of):
+        return of.encode(data)
+    if isinstance(of, ElementArray) and of.coding:
+        return of.encode(data.decode())
+    of.decode(data)
+    return data
+
+
+def _encoded(of: Encoding | None, element: Element) -> bytes:
+    """An element as the value of a parameter; without an encoding a text is UTF-8. Raises ValueError, JbiError."""
+    if of is not None:
+        return of.encode(_value(of, element))
+    return bytes.fromhex(_text(element)) if _is_hex(element) else _text(element).encode()
 
 
 def _first(path: PayloadFilter, root: Any) -> Element | None:
@@ -122,23 +119,46 @@ def _text(element: Element) -> str:
     return "".join(element.itertext())
 
 
+def _is_hex(element: Element) -> bool:
+    """Whether it stands in hexadecimal. Raises ValueError for what is not whole."""
+    if element.get("cut") == "true":
+        raise ValueError(f"{local_name(element)} is cut")
+    return element.get("encoding") == "hex"
+
+
 def _value(of: Encoding, element: Element) -> Any:
-    """The value that an element says, as documents.py writes it. Raises ValueError."""
+    """The value that an element says, as documents.py writes it. Raises ValueError, JbiError."""
+    is_hex, text = _is_hex(element), _text(element)
+    if is_octets(of):
+        return bytes.fromhex(text)
+    if is_hex:
+        return of.decode(bytes.fromhex(text))
     if isinstance(of, FixedRecord):
         return {name: _value(each, _child(element, name)) for name, each in of.fields if not isinstance(each, Padding)}
     if isinstance(of, VariantRecord):
         kind = _value(of.of, _child(element, of.discriminant))
         name, inner = of.alternative(kind)
-        return {of.discriminant: kind} | ({} if inner is None else {name: _value(inner, _child(element, name))})
-    text = _text(element).strip()
+        may_lack = isinstance(of, ExtendableVariantRecord) and not children(element, element_name(name))
+        if inner is None or may_lack:
+            return {of.discriminant: kind}
+        return {of.discriminant: kind, name: _value(inner, _child(element, name))}
     if isinstance(of, ElementArray):
-        if of.is_octets:
-            return bytes.fromhex(text)
-        return _text(element) if of.coding else [_value(of.of, each) for each in element if isinstance(each.tag, str)]
-    codec = of.codec if isinstance(of, Scalar) else None
-    if codec is not None and codec.kind == "number":
-        return int(text) if codec.is_whole else float(text)
-    return int(text) if text.isdecimal() and codec is not None and codec.kind == "enumeration" else text
+        return text if of.coding else [_value(of.of, each) for each in element if isinstance(each.tag, str)]
+    return _scalar(of.codec, text) if isinstance(of, Scalar) else text
+
+
+def _scalar(codec: Codec, text: str) -> int | float | str:
+    """A number, a character, the name or number of an enumerator. Raises ValueError."""
+    said = text.strip()
+    if codec.kind == "number":
+        return int(said) if codec.is_whole else float(said)
+    if codec.kind == "enumeration":
+        return int(said) if _WHOLE.fullmatch(said) else said
+    return text
+
+
+_WHOLE: Final = re.compile(r"[+-]?[0-9]+")
+"""A number that no enumerator is called by."""
 
 
 def _child(element: Element, field: str) -> Element:

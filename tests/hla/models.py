@@ -60,3 +60,48 @@ SHIPS = b"""<objectModel><objects><objectClass><name>HLAobjectRoot</name><object
 <dataTypes><simpleDataTypes><simpleData><name>Metres</name><representation>HLAfloat64BE</representation></simpleData>
 </simpleDataTypes></dataTypes></objectModel>"""
 """A class with a data type and a dimension, to be added to another model."""
+
+_FIELD_TYPES = (
+    "HLAoctet", "HLAbyte", "HLAinteger16BE", "HLAinteger32LE", "HLAinteger64BE", "HLAfloat32LE", "HLAfloat64BE",
+    "HLAboolean", "HLAASCIIchar", "HLAunicodeChar", "HLAASCIIstring", "HLAunicodeString", "HLAopaqueData", "Kind",
+    "Code", "Octets", "Names", "Grid",
+)  # fmt: skip
+KIND_TYPES = [*_FIELD_TYPES, "Photo", "Label", "Many", "Record", "Records", "Choice", "Option", "Unsaid", ""]
+"""A data type of each kind; the encoding of two is not known."""
+_MEMBERS = "".join(
+    f"<{{0}}><name>m{at}</name><dataType>{each}</dataType></{{0}}>" for at, each in enumerate(KIND_TYPES)
+)
+_FIELDS = "".join(f"<field><name>of {each}</name><dataType>{each}</dataType></field>" for each in _FIELD_TYPES)
+_ARRAYS = {
+    "Code": ("HLAASCIIchar", "4", "HLAfixedArray"), "Octets": ("HLAoctet", "3", "HLAfixedArray"),
+    "Names": ("HLAunicodeString", "Dynamic", "HLAvariableArray"), "Grid": ("HLAinteger16BE", "2,3", "HLAfixedArray"),
+    "Photo": ("HLAbyte", "Dynamic", "HLAvariableArray"), "Label": ("HLAunicodeChar", "8", "HLAfixedArray"),
+    "Unsaid": ("HLAoctet", "3", "acmeArray"),
+    "Many": ("HLAfloat32LE", "Dynamic", "RPRlengthlessArray"), "Records": ("Record", "Dynamic", "HLAvariableArray"),
+}  # fmt: skip
+_ARRAY_TYPES = "".join(
+    f"<arrayData><name>{name}</name><dataType>{of}</dataType><cardinality>{count}</cardinality>"
+    f"<encoding>{encoding}</encoding></arrayData>"
+    for name, (of, count, encoding) in _ARRAYS.items()
+)
+_CHOICES = "".join(
+    f"""<variantRecordData><name>{name}</name><discriminant>kind</discriminant><dataType>Kind</dataType>
+ <alternative><enumerator>One</enumerator><name>record</name><dataType>Record</dataType></alternative>
+ <alternative><enumerator>Two</enumerator><name>names</name><dataType>Names</dataType></alternative>
+ <alternative><enumerator>Below</enumerator><name>none</name><dataType>NA</dataType></alternative>
+ <alternative><enumerator>HLAother</enumerator><name>other</name><dataType>HLAfloat64BE</dataType></alternative>
+ <encoding>{encoding}</encoding></variantRecordData>"""
+    for name, encoding in (("Choice", "HLAvariantRecord"), ("Option", "HLAextendableVariantRecord"))
+)
+KINDS = f"""<objectModel xmlns="http://standards.ieee.org/IEEE1516-2010">
+<objects><objectClass><name>HLAobjectRoot</name><objectClass><name>Thing</name>{_MEMBERS.format("attribute")}
+</objectClass></objectClass></objects>
+<interactions><interactionClass><name>HLAinteractionRoot</name><interactionClass><name>Order</name>{_MEMBERS.format("parameter")}
+</interactionClass></interactionClass></interactions>
+<dataTypes><enumeratedDataTypes><enumeratedData><name>Kind</name><representation>HLAinteger16BE</representation>
+<enumerator><name>One</name><value>1</value></enumerator><enumerator><name>Two</name><value>2</value></enumerator>
+<enumerator><name>Below</name><value>-1</value></enumerator></enumeratedData></enumeratedDataTypes>
+<arrayDataTypes>{_ARRAY_TYPES}</arrayDataTypes>
+<fixedRecordDataTypes><fixedRecordData><name>Record</name><encoding>HLAfixedRecord</encoding>{_FIELDS}</fixedRecordData>
+</fixedRecordDataTypes><variantRecordDataTypes>{_CHOICES}</variantRecordDataTypes></dataTypes></objectModel>""".encode()
+"""A class and an interaction with a member `m0`, `m1` ... of each of KIND_TYPES."""
