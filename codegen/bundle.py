@@ -68,7 +68,7 @@ class Sources:
     """A bundle made ready for the schema processors: parsed, checked, links resolved to `documents` names d<n>.xsd.
 
     `marked` says whether any document carries a mark. `digest` is of the meaning: canonical XML of the documents
-    (comments and file names do not count, marks do) and the marks file.
+    (comments do not count, marks do, of file names the order alone) and the marks file.
     """
 
     documents: Mapping[str, Element]

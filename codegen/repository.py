@@ -46,7 +46,8 @@ MAX_ERRORS_SHOWN: Final = 5
 class InformationType:
     """One information object type, ready for work. Immutable; several threads may use it at once.
 
-    `digest` is of the bundle's meaning: two bundles that differ in comments, layout or file names have one digest.
+    `digest` is of the bundle's meaning: two bundles that differ in comments, layout or file names have one digest,
+    if the names are in the same order.
     """
 
     def __init__(self, found: OpenedSchema, bundle: SchemaBundle) -> None:
