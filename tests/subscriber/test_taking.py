@@ -150,9 +150,9 @@ def test_a_batch_comes_to_each_subscription_in_its_order(steps: int, chance: ran
         got[numbers_of[subscription]] += [obj.platform.sequence for obj in objects]
         add(subscription, objects, consumed)
 
-    def told(subscription: LocalSubscription, cause: Cause, count: int, detail: str = "") -> None:
+    def told(subscription: LocalSubscription, cause: Cause, count: int, detail: str = "", source: Any = None) -> None:
         got[numbers_of[subscription]].append(f"lost {count}")
-        lose(subscription, cause, count, detail)
+        lose(subscription, cause, count, detail, source)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LocalSubscription, "add", added)
