@@ -325,6 +325,13 @@ class LocalSubscription:
             self.stood_at.add(server)
             self.order.open(source)
 
+    def close(self) -> None:
+        """Nobody takes from it any more, and nothing of its sources is held, such as files of objects that have come by
+        half."""
+        with self.queue.changed:
+            self.order = ArrivalOrder()
+        self.queue.close()
+
     def note_gone(self, server: str) -> None:
         """A registration has gone at a delegate or peer publisher: the next one there has not been judged."""
         with self.queue.changed:

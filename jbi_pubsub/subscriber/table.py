@@ -142,7 +142,7 @@ class SubscriptionTable:
             self.watches.remove(subscription)
         for session in sessions:
             session.registry.unwant(subscription)
-        subscription.queue.close()
+        subscription.close()
 
     def amend(
         self, local: LocalSubscription, request: SubscriptionRequest, opened: TypeName | None, deadline: float
@@ -222,7 +222,7 @@ class SubscriptionTable:
         self._waiting.stop()
         self.sessions.close()
         for subscription in self.all():
-            subscription.queue.close()
+            subscription.close()
 
     def _amend(
         self, local: LocalSubscription, request: SubscriptionRequest, deadline: float, *, is_awaited: bool = True
