@@ -20,7 +20,7 @@ from lxml import etree
 from jbi_pubsub.bridge.file import OpenBridge, described
 from jbi_pubsub.core.config import Config, PadSection
 from jbi_pubsub.core.errors import ConfigurationError, JbiError
-from jbi_pubsub.hla import datatypes, gateway
+from jbi_pubsub.hla import ambassador, datatypes, gateway
 from jbi_pubsub.hla.bridge.surrogate import Surrogate
 from jbi_pubsub.hla.documents import TEXT_MOST, FederationEvent, metadata, payload, shown
 from jbi_pubsub.hla.execution import Callback
@@ -28,6 +28,7 @@ from jbi_pubsub.hla.gateway import GatewayAmbassador, _Classes
 from jbi_pubsub.hla.mom import with_mim
 from jbi_pubsub.hla.proxy import Module
 from jbi_pubsub.hla.server import RtiServer
+from jbi_pubsub.lookup.item import ServiceItem
 from tests.hla.parties import Federate
 
 MODEL = b"""<?xml version="1.0"?>
@@ -465,6 +466,32 @@ def test_of_two_gateways_of_one_name_the_second_waits(
     light.publish(notes, b'<Note text="2"/>')
     heard = [dict(pilot.until("receive_interaction")[2])[text] for _ in range(2)]
     assert heard == [text_of("1"), text_of("2")]
+
+
+def test_what_is_added_while_a_gateway_joins_is_published(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a gateway that has asked for the object model, and a federate that adds to it before it is read
+    (gate.folder / "drones.xml").write_text(DRONES)
+    far = gate.subscriber.register_subscriber(type_name="Drone")
+    has_begun, told = threading.Event(), threading.Event()
+    parsed, added = ambassador.parsed, Surrogate.service_added
+
+    def late(*modules: Any, **more: Any) -> Any:
+        if not has_begun.is_set():
+            has_begun.set()
+            gate.join("pilot", modules=[gate.folder / "drones.xml"])
+            assert told.wait(60.0)
+        return parsed(*modules, **more)
+
+    def hears(self: Surrogate, item: ServiceItem) -> None:
+        added(self, item)
+        if has_begun.is_set():
+            told.set()
+
+    monkeypatch.setattr(ambassador, "parsed", late)
+    monkeypatch.setattr(Surrogate, "service_added", hears)
+    # When it is joined; Expect what was added
+    gate.bridge(FILE.replace('"Vehicle*"', '"Vehicle*", "Drone"'))
+    assert gate.subscriber.wait_matched(far, timeout=20.0) == 1
 
 
 @pytest.mark.parametrize("is_joined", [True, False])

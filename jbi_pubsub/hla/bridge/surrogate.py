@@ -65,10 +65,10 @@ class Surrogate(RTIAmbassador):
     def service_added(self, item: ServiceItem) -> None:
         """See to it that another object model is asked for."""
         models = {Rti.from_rep(each).model for each in item.entries if each.cls.name == Rti.entry_name}
-        if self._link is not None and self._fom is not None and self._fom.digest not in models:
+        if self._fom is None or self._fom.digest not in models:  # None: it is being asked for, perhaps without them
             self._has_news = True
-            if self._link.wake is not None:
-                self._link.wake()
+            if (link := self._link) is not None and link.wake is not None:
+                link.wake()
 
     def service_changed(self, old: ServiceItem, new: ServiceItem) -> None:  # noqa: ARG002  # the listener's form
         """As above."""
