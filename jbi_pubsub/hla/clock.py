@@ -126,7 +126,7 @@ def is_held_by_another(clock: Clock, federate: int, kind: Asked, time: float) ->
     federate's bound is neither beyond what the asker wants nor beyond the asker's own bound until now. Of many
     federates in lockstep all but the last one find another soon."""
     pace = clock.paces.get(federate, AT_ZERO)
-    if not pace.is_constrained or kind == "FQR":
+    if not pace.is_constrained or kind == "FQR" or pace.watched is not None:  # who watches is told of its own time
         return False
     wanted = min(time, clock.least(federate)) if kind in ("NMR", "NMRA") else time
     if kind in ("TARA", "NMRA"):  # granted at the bound itself
@@ -352,8 +352,8 @@ def _is_due(clock: Clock, time: float, bounds: list[tuple[Bound, int]]) -> bool:
 
 
 def _tell_watchers(call: ServiceCall) -> None:
-    """Watchers whose bounds are others are told, behind the messages below them. What they may send themselves matters
-    where somebody waits for the next message alone."""
+    """Watchers whose bounds are others are told, behind the messages below them; of what they may send themselves, too:
+    what they sent before that has come."""
     clock = call.execution.clock
     watchers = sorted(federate for federate, pace in clock.paces.items() if pace.watched is not None)
     bounds = bounds_of(clock) if watchers else []
@@ -363,10 +363,10 @@ def _tell_watchers(call: ServiceCall) -> None:
         alone, delay = _unprompted(clock, federate, galt)
         may_send = math.inf if pace.lookahead is None else promised(pace)[0]
         reached = max((each.time for each in ahead(clock, federate)), default=0.0)
-        watched = (galt, alone, delay, may_send if delay < math.inf else 0.0, reached)
+        watched = (galt, alone, delay, may_send, reached)
         if watched != pace.watched:
             paces = paces.set(federate, pace._replace(watched=watched))
-            call.tell(federate, "lower_bound", galt, alone, delay, may_send, reached)
+            call.tell(federate, "lower_bound", *watched)
     if paces is not clock.paces:
         call.change("clock", paces=paces)
 

@@ -121,10 +121,10 @@ class Times:
             if one.watched is not None:
                 galt, alone, delay, may_send = self.watched(name)
                 reached = max((each.time for each in self.ahead(name)), default=0.0)
-                watched = galt, alone, delay, may_send if delay < math.inf else -1.0, reached
+                watched = galt, alone, delay, may_send, reached
                 if watched != one.watched:
                     one.watched = watched
-                    self.tell(name, "lower_bound", galt, alone, delay, may_send, reached)
+                    self.tell(name, "lower_bound", *watched)
 
     def ahead(self, name: str) -> list[Clocked]:
         """Those that nothing may come to below their time; who watches and regulates is where others are."""

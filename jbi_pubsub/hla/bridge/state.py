@@ -134,8 +134,8 @@ class Pace(NamedTuple):
     lookahead: float = 0.0
     """By which it says so; 0: it says it anew."""
     sent: tuple[float, ...] = ()
-    """Time stamps, rising, of messages that went there, of which that was told without them, or may have been: of no
-    more than the RTI has waiting."""
+    """Time stamps, rising, of messages that went there, of which that was told without them, or may have been: none
+    below what the surrogate may send, as the RTI has told last."""
 
 
 class Bridge(NamedTuple):

@@ -96,11 +96,12 @@ ADVANCES = ("time_advance_request", "time_advance_request_available", "next_mess
 class Walk:
     """Federates that call something now and then, while other things happen in some order."""
 
-    def __init__(self, sizes: tuple[int, ...], random: Random) -> None:
+    def __init__(self, sizes: tuple[int, ...], random: Random, *, onlookers: tuple[str, ...] = ()) -> None:
+        """`onlookers`: those who have nothing to do with time."""
         self.random = random
         every = [f"{'fgh'[federation]}{number}" for federation, size in enumerate(sizes) for number in range(size)]
         text = "".join(f"{each}: {DECLARED}\n" for each in every)
-        for each in every:
+        for each in (each for each in every if each not in onlookers):
             text += f"{each}: enable_time_regulation({random.choice(LOOKAHEADS)})\n" * (random.random() < 0.85)
             text += f"{each}: enable_time_constrained()\n" * (random.random() < 0.85)
         plan, read = planned(Solutions(), couples=True), script.read(f"{text}---\n")
@@ -132,6 +133,22 @@ class Walk:
         except RtiError:
             return
         self.system = doing.system()
+
+
+def test_what_is_kept_of_messages_is_little_where_nobody_beyond_has_to_do_with_time() -> None:
+    # Given a federate that advances and sends, and one beyond who only looks on
+    walk = Walk((1, 1), Random(2), onlookers=("g0",))
+    assert walk.paces()[0].lookahead is not None
+    for number in range(1, 101):
+        # When the one is a step further, and tells of it
+        walk.call(0, "time_advance_request", float(number))
+        walk.happen(100)
+        assert walk.paces()[0].time == number
+        walk.call(0, "send_interaction", CALL, (), b"%d" % number, number + 2.0)
+        walk.happen(100)
+    # Expect no more to be kept of it than what is ahead of the steps
+    [bridge] = walk.system.bridges
+    assert max(len(each.sent) for each in bridge.paces) <= 5
 
 
 @pytest.mark.parametrize("sizes", [(1, 1), (2, 1), (2, 2)])
