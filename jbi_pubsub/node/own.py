@@ -134,6 +134,8 @@ class OwnSequence:
         """So many objects up to a number do not go, which is told behind what is held. Raises BackPressureError."""
         with self._lock:
             if up_to > self._left_to:  # or it is said again, as there was no room
+                if self._held and self._held[-1].message is None:  # one with those before, however many there are
+                    count += self._held.pop().objects
                 self._held.append(_HeldObject(now, 0.0, up_to, count))
             self._give_up_late(now)
             if not self._held:

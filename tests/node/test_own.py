@@ -87,6 +87,17 @@ def test_what_is_left_out_behind_what_is_held_is_told_behind_it(line: Line, unti
     assert line.said == ([1, 2, (3, 4, 5), 6] if until > 5.0 else [1, (2, 3, 4, 5), 6])
 
 
+def test_however_many_are_left_out_behind_what_is_held_they_are_kept_as_one(line: Line) -> None:
+    # Given an object that is held, and others that are left out behind it, one after the other
+    line.hold(1)
+    for number in range(2, 1_002):
+        line.sequence.leave_out(1, number, 0.0, 0.0)
+    assert len(line.sequence._held) == 2
+    # When the first one goes; Expect all of them to be told
+    line.go(1.0, 1_002)
+    assert line.said == [1, tuple(range(2, 1_002)), 1_002]
+
+
 def test_of_too_many_that_are_held_the_first_are_left_out(line: Line) -> None:
     for number in range(1, HELD_MOST + 3):
         line.hold(number)
