@@ -206,9 +206,10 @@ class Infosphere:
         return True
 
     def publish(self, uid: str, obj: InfoObject, source: str, timeout: float, waited: float = 0.0) -> None:
-        """See BridgePlatform; the number of one that has expired meanwhile lacks, which is told as a loss elsewhere."""
+        """See BridgePlatform; one that has expired meanwhile is left out, which other nodes are told."""
         own = self._known(uid)
         if (life := own.life(obj, waited)) <= 0:
+            own.leave_out(1, obj.platform.sequence, time.monotonic(), timeout)
             return
         with self._lock:
             is_wanted = self._is_wanted(own.body)
@@ -309,10 +310,11 @@ class Infosphere:
     def _take(self, message: NodeMessage, thing: InfoObject | LeftOutBody) -> None:
         if isinstance(thing, LeftOutBody):
             uid, last, first = thing.uid, thing.up_to, thing.up_to - thing.count + 1
-            thing = self._interest.lacking(thing, self.remote(uid), time.monotonic())
         else:
             uid, last, first = thing.platform.registration, thing.platform.sequence, thing.platform.sequence
         with self._lock:
+            if isinstance(thing, LeftOutBody):
+                thing = self._interest.lacking(thing, self.remote(uid), time.monotonic())
             remote = self._remote.of(uid, message, time.monotonic()) if uid not in self._own else None
         if remote is not None:
             numbered = Numbered(last, first, message.epoch, message.serial, thing, len(message.body) + OBJECT_BYTES)

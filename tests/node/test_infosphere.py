@@ -315,6 +315,9 @@ def test_an_object_that_has_waited_is_said_with_the_life_that_it_has_left(side: 
     # When three have waited, one of them for too long
     for number, waited in ((1, 0.0), (2, 5.0), (3, 25.0)):
         side.publish("r", obj("r", number), "here", 0.0, waited)
-    # Expect the others with the rest of it
+    # Expect the others with the rest of it, and of that one to be told, though nothing follows
     said = [each for each in wire.said if each.kind == DatagramKind.PUBLICATION]
     assert [each.expiration for each in said] == [20_000, 15_000]
+    left = decoded_body(wire.said[-1].body)
+    assert isinstance(left, LeftOutBody)
+    assert (left.uid, left.count, left.up_to) == ("r", 1, 3)
