@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from secrets import token_hex
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from jbi_pubsub.core.errors import BackPressureError, UnknownUidError
 from jbi_pubsub.core.info_object import InfoObject, LossNotice
@@ -219,15 +219,20 @@ class EventFeed:
             return self._closed or (not self._readers and self._clock() - self._read_at > IDLE_SECONDS)
 
 
+class _OpenFeed(NamedTuple):
+    """A feed, and the terms of its subscription."""
+
+    feed: EventFeed
+    asked: Mapping[str, Any]
+
+
 class EventFeeds:
     """All feeds. Calls of the adapter block, and are made by `call`, which runs them elsewhere. Of the event loop."""
 
     def __init__(self, call: Callable[..., Any], adapter: Callable[[], Any]) -> None:
         self._call = call
         self._adapter = adapter
-        self._feeds: dict[str, EventFeed] = {}
-        self._asked: dict[str, Mapping[str, Any]] = {}
-        """Terms of the subscription of each."""
+        self._feeds: dict[str, _OpenFeed] = {}
         self._shares = PeerShares(FEEDS_MOST, "too many subscriptions are open")
 
     def __len__(self) -> int:
@@ -243,17 +248,17 @@ class EventFeeds:
         except BaseException:
             self._shares.give(peer)
             raise
-        self._feeds[feed.key], self._asked[feed.key] = feed, asked
+        self._feeds[feed.key] = _OpenFeed(feed, asked)
         return feed
 
     def find(self, key: str, asked: Mapping[str, Any] | None = None) -> EventFeed:
         """The feed of that key, and, where these are given, of these terms. Raises UnknownUidError."""
-        feed = self._feeds.get(key)
-        if feed is None or feed.is_ending or (asked is not None and self._asked[key] != asked):
+        known = self._feeds.get(key)
+        if known is None or known.feed.is_ending or asked not in (None, known.asked):
             raise UnknownUidError(
                 f"no subscription {key[:40]!r}", hint="It has ended, or no client has read it for long"
             )
-        return feed
+        return known.feed
 
     async def end(self, feed: EventFeed) -> None:
         """Cancel its subscription. Where there is no room for that it counts until `end_idle` comes to it."""
@@ -268,17 +273,16 @@ class EventFeeds:
             raise
         except UnknownUidError:
             pass  # the adapter has ended it
-        self._asked.pop(feed.key, None)
         if self._feeds.pop(feed.key, None) is not None:
             self._shares.give(feed.peer)
 
     async def end_idle(self) -> None:
         """Those that nobody reads."""
-        for feed in [feed for feed in self._feeds.values() if feed.is_idle]:
+        for feed in [each.feed for each in self._feeds.values() if each.feed.is_idle]:
             await self.end(feed)
 
     def close(self) -> None:
         """Wake all that wait; the adapter closes next."""
-        for feed in self._feeds.values():
-            feed.close()
+        for each in self._feeds.values():
+            each.feed.close()
         self._feeds.clear()
