@@ -98,7 +98,6 @@ class Infosphere:
         self._faults: Counter[str] = Counter()
         self._changed: Callable[[], None] = lambda: None
         self._arrived: ObjectReceiver | None = None
-        self._is_listening = True
         self._queries = NetworkQueries(self.say, section.query_seconds, answers=section.answer)
         self.settled: Callable[[bytes, SettledBody], None] = lambda origin, body: None  # noqa: ARG005
 
@@ -329,9 +328,8 @@ class Infosphere:
                 self._go(largest.order.first())
 
     def _go(self, things: Iterable[InfoObject | LeftOutBody]) -> None:
-        arrived = self._arrived
         for each in things:
-            if arrived is None or not self._is_listening:
+            if (arrived := self._arrived) is None:
                 return
             with guarded("infosphere"):
                 if isinstance(each, LeftOutBody):
@@ -378,7 +376,7 @@ class Infosphere:
 
     def stop_listening(self) -> None:
         """See BridgePlatform."""
-        self._is_listening = False
+        self._arrived = None
 
     def close(self) -> None:
         """See BridgePlatform."""
