@@ -189,6 +189,14 @@ def send_as_received(call: ServiceCall, receivers: Receivers) -> None:
         call.change("clock", held=waiting)
 
 
+def release(call: ServiceCall, federate: int) -> None:
+    """Messages in receive order that waited for a federate are told."""
+    held = call.execution.clock.held
+    if federate in held:
+        call.told.extend(Notice(federate, each) for each in held[federate])
+        call.change("clock", held=held.delete(federate))
+
+
 def _conveyed(call: ServiceCall, receivers: Receivers) -> Receivers:
     """With the sender, for those who are told of it."""
     told = call.execution.declared.conveyed
@@ -265,6 +273,9 @@ def settle(call: ServiceCall) -> None:
     if not call.execution.clock.paces and call.execution.saving.scheduled is None:
         return
     is_moving = not call.execution.saving.label
+    for federate in call.execution.clock.held if is_moving else ():
+        if call.execution.clock.pace(federate).asked is not None:
+            release(call, federate)
     while is_moving:
         bounds = bounds_of(call.execution.clock)
         is_moving = _grant_all(call, bounds)

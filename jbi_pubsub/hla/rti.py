@@ -332,9 +332,11 @@ def arguments(service: str, data: msgspec.Raw) -> list[Any]:
         raise InvalidArgument(f"{service[:100]}: {exc.message}", hint=_HINT) from exc
 
 
-def call(model: FederationModel, execution: Execution, federate: int, service: str, *arguments: Any) -> ServiceStep:
-    """Result of a service that a federate calls; who joins is federate 0. Raises an RtiError: nothing has changed
-    then."""
+def call(
+    model: FederationModel, execution: Execution, federate: int, service: str, *arguments: Any, is_awaited: bool = True
+) -> ServiceStep:
+    """Result of a service that a federate calls; who joins is federate 0. `is_awaited`: it waits for the answer; what
+    it does not wait for may have crossed the beginning of a save. Raises an RtiError: nothing has changed then."""
     found = SERVICES.get(service)
     if found is None:
         near = near_name(service, SERVICES)
@@ -345,7 +347,10 @@ def call(model: FederationModel, execution: Execution, federate: int, service: s
             str(found.required) if found.required == len(found.checks) else f"{found.required} to {len(found.checks)}"
         )
         raise InvalidArgument(f"{service} takes {takes} arguments, not {len(arguments)}", hint=_HINT)
-    _admit(execution, federate, service, found.is_for)
+    has_crossed = (
+        not is_awaited and service in timing.REQUESTS and execution.saving.states.get(federate) == "instructed"
+    )
+    _admit(execution, federate, service, "both" if has_crossed else found.is_for)
     checked = [check(service, each) for check, each in zip(found.checks, arguments, strict=False)]
     made = ServiceCall(model, execution, federate)
     answer = found.act(made, *checked)

@@ -314,11 +314,10 @@ class RtiServer:
 
     def called(self, session: FederateSession, call: Call) -> None:
         """Do what a federate called."""
-        federation = self._of[session]
+        federation, (ticket, service, given) = self._of[session], call
         federation.calls += 1
-        ticket, service, given = call
         try:
-            step = self._call(federation, session, service, rti.arguments(service, given))
+            step = self._call(federation, session, service, rti.arguments(service, given), is_awaited=ticket != 0)
         except RtiError as exc:
             self._sessions.say(session, ticket, "!", report(exc))
             session.leaving = session.leaving or session.federate == 0
@@ -340,11 +339,12 @@ class RtiServer:
                 self._sessions.leave(left)
 
     def _call(
-        self, federation: ServedFederation, session: FederateSession, service: str, arguments: Sequence[Any]
-    ) -> ServiceStep:
+        self, federation: ServedFederation, session: FederateSession, service: str, arguments: Sequence[Any],
+        *, is_awaited: bool = True,
+    ) -> ServiceStep:  # fmt: skip
         before = federation.execution
         try:
-            step = rti.call(federation.model, before, session.federate, service, *arguments)
+            step = rti.call(federation.model, before, session.federate, service, *arguments, is_awaited=is_awaited)
             may_act = federation.rights[session][1]
             step = federation.manager.after(session.federate, service, arguments, step, may_act=may_act)
         except RtiError as exc:

@@ -30,6 +30,10 @@ class ServiceCaller(ABC):
     def _send(self, service: str, *arguments: Any) -> None:
         """Call a service and go on."""
 
+    @abstractmethod
+    def _ask_for_time(self, service: str, time: float) -> None:
+        """Call a service that asks for a time, and wait for its answer where it may be refused."""
+
 
 class FederationServices(ServiceCaller):
     """Federation, declaration and time management."""
@@ -199,23 +203,23 @@ class FederationServices(ServiceCaller):
         """Ask to be at that time; time_advance_grant tells when it is (clause 8.8). With infinity the federate is
         through: it sends nothing any more in time-stamp order. Raises LogicalTimeAlreadyPassed, InTimeAdvancingState,
         InvalidLogicalTime."""
-        self._ask("time_advance_request", time)
+        self._ask_for_time("time_advance_request", time)
 
     def time_advance_request_available(self, time: float) -> None:
         """The same, where more at that very time may come (clause 8.9)."""
-        self._ask("time_advance_request_available", time)
+        self._ask_for_time("time_advance_request_available", time)
 
     def next_message_request(self, time: float) -> None:
         """Ask to be at its next message, or at that time (clause 8.10)."""
-        self._ask("next_message_request", time)
+        self._ask_for_time("next_message_request", time)
 
     def next_message_request_available(self, time: float) -> None:
         """The same, where more at that very time may come (clause 8.11)."""
-        self._ask("next_message_request_available", time)
+        self._ask_for_time("next_message_request_available", time)
 
     def flush_queue_request(self, time: float) -> None:
         """Get all that waits for it (clause 8.12)."""
-        self._ask("flush_queue_request", time)
+        self._ask_for_time("flush_queue_request", time)
 
     def modify_lookahead(self, lookahead: float) -> None:
         """Another lookahead (clause 8.19). Raises TimeRegulationIsNotEnabled."""

@@ -49,7 +49,8 @@ LIGHT_BYTES: Final = 64 << 10
 TURN_CALLS: Final = 1_000
 TURN_BYTES: Final = 1 << 20
 TURN_SECONDS: Final = 0.01
-READ_BYTES: Final = 256 << 10
+READ_BYTES: Final = 64 << 10
+"""Read at once. For more the C library maps memory anew each time, which costs more than most reads."""
 NOT_NOW: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 HIGH_BYTES: Final = 4 << 20
 LOW_BYTES: Final = 1 << 20

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final
 
 from . import backlog, objects
-from .clock import ahead, bounds_of, galt_of, is_held_by_another, promised, settle, without_past
+from .clock import ahead, bounds_of, galt_of, is_held_by_another, promised, release, settle, without_past
 from .exceptions import (
     AsynchronousDeliveryAlreadyDisabled,
     AsynchronousDeliveryAlreadyEnabled,
@@ -69,7 +69,7 @@ def disable_time_constrained(call: ServiceCall) -> None:
     pace = call.pace
     if not pace.is_constrained:
         raise TimeConstrainedIsNotEnabled("the federate is not time-constrained", hint="There is nothing to disable")
-    _release(call)
+    release(call, call.federate)
     waiting = call.execution.clock.waiting
     call.told.extend(Notice(call.federate, each.callback) for each in backlog.items(waiting.get(call.federate, ())))
     call.change("clock", waiting=put_entry(waiting, call.federate, ()))
@@ -80,7 +80,7 @@ def enable_asynchronous_delivery(call: ServiceCall) -> None:
     pace = call.pace
     if pace.is_asynchronous:
         raise AsynchronousDeliveryAlreadyEnabled("asynchronous delivery is on", hint="There is nothing to enable")
-    _release(call)
+    release(call, call.federate)
     _go_on(call, pace._replace(is_asynchronous=True))
 
 
@@ -106,9 +106,9 @@ def request(call: ServiceCall, time: float, *, kind: Asked) -> None:
         raise LogicalTimeAlreadyPassed(
             f"the federate is at {pace.time}, and asks for {time}", hint="Ask for a later time", time=time
         )
-    _release(call)
-    made = pace._replace(asked=(kind, time))
-    if call.execution.saving.scheduled is None and is_held_by_another(call.execution.clock, call.federate, kind, time):
+    made, clock, saving = pace._replace(asked=(kind, time)), call.execution.clock, call.execution.saving
+    is_at_once = call.federate in clock.held or saving.scheduled is not None
+    if not is_at_once and is_held_by_another(clock, call.federate, kind, time):
         call.set_pace(made)
     else:
         _go_on(call, made)
@@ -120,14 +120,6 @@ _KINDS: Final[dict[str, Asked]] = {
 }  # fmt: skip
 REQUESTS: Final = {name: partial(request, kind=kind) for name, kind in _KINDS.items()}
 """The services that ask for a time, by their names."""
-
-
-def _release(call: ServiceCall) -> None:
-    """Messages in receive order that waited for the federate are told."""
-    held = call.execution.clock.held
-    if call.federate in held:
-        call.told.extend(Notice(call.federate, each) for each in held[call.federate])
-        call.change("clock", held=held.delete(call.federate))
 
 
 def modify_lookahead(call: ServiceCall, lookahead: float) -> None:

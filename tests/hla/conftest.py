@@ -57,8 +57,12 @@ class Rig:
         """The answer of a service that a federate calls."""
         return self._call(self.handles[name], service, *arguments)
 
-    def _call(self, federate: int, service: str, *arguments: Any) -> Any:
-        step = rti.call(self.model, self.execution, federate, service, *arguments)
+    def send(self, name: str, service: str, *arguments: Any) -> None:
+        """A federate calls a service, and waits for no answer."""
+        self._call(self.handles[name], service, *arguments, is_awaited=False)
+
+    def _call(self, federate: int, service: str, *arguments: Any, is_awaited: bool = True) -> Any:
+        step = rti.call(self.model, self.execution, federate, service, *arguments, is_awaited=is_awaited)
         assert hash(step.execution) == hash(step.execution._replace())
         self.execution = step.execution
         names = {handle: member.name for handle, member in self.execution.members.joined.items()}

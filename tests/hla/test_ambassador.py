@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from jbi_pubsub.hla.ambassador import FederateLink, FrameSocket
+from jbi_pubsub.hla.connection import FederateLink, FrameSocket
 from jbi_pubsub.hla.sessions import FRAME_MOST, LENGTH, whole_frames
 
 CALLS = 50

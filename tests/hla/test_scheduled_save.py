@@ -104,3 +104,33 @@ def test_the_time_of_a_save_is_not_past(pair: Any) -> None:
     with pytest.raises(exc.FederateUnableToUseTime):
         pair.call("a", "request_federation_save", "late", 5.0)
     assert pair.execution.saving == before.saving
+
+
+def test_a_request_for_a_time_that_crosses_the_beginning_of_a_save_is_granted_behind_it(pair: Any) -> None:
+    # Given a save of which a federate has not been told yet, and a message that waits until it asks for a time
+    pair.call("b", "send_interaction", pair.radio, (), b"held")
+    pair.call("b", "request_federation_save", "early")
+    pair.forget()
+    # When it asks for a time and waits for no answer; Expect nothing to come while it saves
+    pair.send("a", "time_advance_request", 6.0)
+    assert pair.heard("a") == []
+    # Expect one that is waited for, and one behind what the federate knows of the save, to be refused
+    with pytest.raises(exc.SaveInProgress):
+        pair.call("b", "time_advance_request", 6.0)
+    pair.call("b", "federate_save_begun")
+    with pytest.raises(exc.SaveInProgress):
+        pair.send("b", "time_advance_request", 6.0)
+    # When all have saved and the other one asks, too; Expect what waited, and the time
+    for each in ("a", "a", "b"):
+        state = pair.execution.saving.states[pair.handles[each]]
+        pair.call(each, "federate_save_begun" if state == "instructed" else "federate_save_complete")
+    assert [each[0] for each in pair.heard("a")] == ["federation_saved", "receive_interaction"]
+    pair.call("b", "time_advance_request", 6.0)
+    assert pair.heard("a") == [("time_advance_grant", 6.0)]
+    # Expect the same when the save is restored
+    pair.call("b", "request_federation_restore", "early")
+    for each in "ab":
+        pair.call(each, "federate_restore_complete")
+    assert [each[0] for each in pair.heard("a")][-2:] == ["federation_restored", "receive_interaction"]
+    pair.call("b", "time_advance_request", 6.0)
+    assert pair.heard("a") == [("time_advance_grant", 6.0)]

@@ -151,6 +151,50 @@ def test_a_call_that_is_too_large_is_refused_where_it_is_made_and_takes_no_other
     assert a.rti.query_logical_time() == 0.0
 
 
+def test_a_request_for_a_time_that_crosses_a_save_is_granted_behind_it(join: Callable[..., Federate]) -> None:
+    # Given two federates in lockstep, one of which asks for a save
+    a, b = join("a"), join("b")
+    for each in (a, b):
+        each.rti.enable_time_regulation(1.0)
+        each.rti.enable_time_constrained()
+        each.until("time_constrained_enabled")
+    for each in (a, b):
+        each.rti.time_advance_request(1.0)
+    for each in (a, b):
+        each.until("time_advance_grant")
+    b.rti.request_federation_save("early")
+    # When the other one, which has not been told, asks for the next time, in a batch
+    with a.rti.batched():
+        a.rti.time_advance_request(2.0)
+        # Expect it to be told of the save, and to be refused what it asks for from then on
+        a.until("initiate_federate_save")
+    with pytest.raises(exc.SaveInProgress):
+        a.rti.time_advance_request(3.0)
+    # When all have saved, and the other one goes on
+    for each in (a, b):
+        each.rti.federate_save_begun()
+        each.rti.federate_save_complete()
+    b.until("federation_saved")
+    b.rti.time_advance_request(2.0)
+    # Expect both to be there, and each call that can't be made to be refused at itself
+    for each in (a, b):
+        assert each.until("time_advance_grant") == ("time_advance_grant", 2.0)
+    a.rti.time_advance_request(3.0)
+    for time, error in ((4.0, exc.InTimeAdvancingState), (float("nan"), exc.InvalidLogicalTime)):
+        with pytest.raises(error):
+            a.rti.time_advance_request(time)
+    b.rti.time_advance_request(3.0)
+    a.until("time_advance_grant")
+    with pytest.raises(exc.LogicalTimeAlreadyPassed):
+        a.rti.time_advance_request(2.5)
+    a.rti.disable_time_constrained()
+    a.rti.time_advance_request(5.0)
+    a.until("time_advance_grant")
+    a.rti.enable_time_constrained()
+    with pytest.raises(exc.RequestForTimeConstrainedPending):
+        a.rti.time_advance_request(6.0)
+
+
 def test_time_goes_on_over_sockets(join: Callable[..., Federate]) -> None:
     a, b = join("a"), join("b")
     for each in (a, b):

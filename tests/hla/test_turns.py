@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from jbi_pubsub.hla import rti
-from jbi_pubsub.hla.ambassador import FrameSocket
+from jbi_pubsub.hla.connection import FrameSocket
 from jbi_pubsub.hla.proxy import Module
 from jbi_pubsub.hla.server import RtiServer
 from jbi_pubsub.hla.sessions import FRAME_MOST, LENGTH
@@ -208,10 +208,10 @@ def stalls(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """A service that keeps the RTI busy until this is set."""
     real, go_on = rti.call, threading.Event()
 
-    def called(*arguments: Any) -> Any:
+    def called(*arguments: Any, **options: Any) -> Any:
         if "query_lits" in arguments:
             go_on.wait(60.0)
-        return real(*arguments)
+        return real(*arguments, **options)
 
     monkeypatch.setattr("jbi_pubsub.hla.rti.call", called)
     yield go_on
