@@ -49,6 +49,8 @@ GOOD_SECONDS: Final = 30.0
 """Seconds that a worker has to live to be started again at once."""
 END_SECONDS: Final = 10.0
 """Seconds that it may take to end."""
+READ_BYTES: Final = 64 << 10
+"""Read at once; for more the C library maps memory anew each time."""
 MAX_FRAME: Final = 1 << 28
 """Two of the largest objects."""
 ADDRESS_SPACE: Final = 8 << 30
@@ -269,7 +271,7 @@ class ProcessWorker:
                     try:
                         if events & selectors.EVENT_WRITE:
                             view = view[ours.send(view) :]
-                        data = ours.recv(1 << 18) if events & selectors.EVENT_READ else None
+                        data = ours.recv(READ_BYTES) if events & selectors.EVENT_READ else None
                     except BlockingIOError:
                         continue
                     except ConnectionError:
@@ -373,7 +375,7 @@ class _Line:
             os.read(self._wake_in, 4096)
         if self._sock not in ready:
             return []
-        data = self._sock.recv(1 << 18)
+        data = self._sock.recv(READ_BYTES)
         if not data:
             return None
         return [decoded(_asked, frame, "message to the archive's worker") for frame in self._frames.feed(data)]

@@ -120,7 +120,7 @@ def link(given: _Link) -> None:
     from .servers import access_of, raise_file_limit, serve_until, stop_on_signal, tell_ready
 
     if not given.federation:
-        raise ConfigurationError("--federation ''", hint="For example --federation Air")
+        raise ConfigurationError("--federation '' is not a name", hint="For example --federation Air")
     for each in given.locators:
         check_endpoint(each)
     config = given.settings.load(pad__host=given.host, pad__port=given.port or 0)
