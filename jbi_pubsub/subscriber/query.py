@@ -2,8 +2,9 @@
 
 Theory of operation: each archive's results come to a part of their own, as objects come to a subscription, as many as
 credits allow. Whoever takes the next result has the parts say what they have next, and gets the first of these
-(merging.py). An archive that fails is named in `partial`, and the others go on. A part is asked of an address: whoever
-has that now answers, and says which archive it has; the parts together say what is missing (coverage.py).
+(merging.py). An archive that fails, or has not told all when the time of the query is over, is named in `partial`, and
+what the others have comes. A part is asked of an address: whoever has that now answers, and says which archive it has;
+the parts together say what is missing (coverage.py).
 """
 
 from __future__ import annotations
@@ -115,11 +116,9 @@ class MergedResults:
     def outcome(self) -> tuple[State, JbiError | None]:
         """The end of a query of which nothing comes any more."""
         errors = [part.error for part in self.parts]
-        if all(errors) and not self._merge.is_full:
-            return "failed", errors[0]
-        if any(part.ended is not None and part.ended.state == "timed_out" for part in self.parts):
-            return "timed_out", None
-        return "finished", None
+        if self._merge.is_full or not all(errors):
+            return "finished", None
+        return ("timed_out", None) if any(part.is_late for part in self.parts) else ("failed", errors[0])
 
 
 class Query:
@@ -163,8 +162,8 @@ class Query:
     @checked
     def get_next(self, count: int = 1, timeout: float | None = None) -> list[InfoObject]:
         """The next `count` results, fewer at the end or when `timeout` seconds are over; [] when there are none any
-        more. Raises the archive's error when no archive could answer to the end, WireTimeoutError when the time of the
-        query itself was over before."""
+        more. Raises the archive's error when no archive could answer to the end, WireTimeoutError when that is as the
+        time of the query itself was over."""
         self._check_takes()
         if count < 1:
             raise ConfigurationError(f"get_next: count {count} is not above 0", hint="[] would look like the end")
@@ -280,8 +279,7 @@ class Query:
                 self._changed.wait(min(left, WAIT_SECONDS))
         for part in late:
             part.fail(WireTimeoutError(f"the archive at {part.address} has not answered within {seconds:g} s"))
-            if part.at is not None:
-                part.at.unask(part)
+            _unask(part)
         errors = [part.error for part in self._results.parts]
         if all(errors):
             self._end("failed", errors[0])
@@ -359,9 +357,16 @@ class Query:
             if obj is not None:
                 return obj
             if is_late:
-                if until == self._until:
-                    self._end("timed_out")
-                return None
+                if until < self._until:
+                    return None
+                self._give_up()  # what the others have given is taken yet
+
+    def _give_up(self) -> None:
+        """The time of the query is over: archives that have not told all are waited for no longer."""
+        for part in self._results.parts:
+            if not part.is_over:
+                part.expire()
+                _unask(part)
 
     def _end(self, state: State, error: JbiError | None = None) -> None:
         with self._changed:
@@ -371,8 +376,8 @@ class Query:
             self._changed.notify_all()
             self._announce()
         for part in self._results.parts:
-            if not part.is_over and part.at is not None:
-                part.at.unask(part)
+            if not part.is_over:
+                _unask(part)
             part.queue.close()
 
     def _raise(self) -> None:
@@ -416,3 +421,8 @@ class Query:
         with self._changed:
             self._again = obj
             self._changed.wait_for(lambda: self._state == "cancelled", pause)
+
+
+def _unask(part: QueryPart) -> None:
+    if part.at is not None:
+        part.at.unask(part)

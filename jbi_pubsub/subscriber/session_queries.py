@@ -15,6 +15,7 @@ from jbi_pubsub.core.errors import (
     UnknownLeaseError,
     UnknownUidError,
     WireError,
+    WireTimeoutError,
 )
 from jbi_pubsub.core.history import Progress
 from jbi_pubsub.core.info_object import InfoObject
@@ -67,6 +68,8 @@ class QueryPart(LocalSubscription):
         self.opened: QueryOpened | None = None
         self.ended: QueryEnd | None = None
         self.error: JbiError | None = None
+        self.is_late = False
+        """Whether the time of the query was over before the archive had told all."""
         self.tell: Callable[[], None] = lambda: None
         """Called when something has come or changed."""
         self.ask_at: Callable[[str], None] = lambda _: None
@@ -92,6 +95,8 @@ class QueryPart(LocalSubscription):
 
     def finish(self, how: QueryEnd) -> None:
         """The archive has told the end, behind its last result."""
+        if how.state == "timed_out":
+            self.expire()
         self.ended = how
         if how.state in ("failed", "cancelled"):
             self.error = JbiError(how.error or f"the query was {how.state} at {self.address}")
@@ -102,6 +107,11 @@ class QueryPart(LocalSubscription):
         if self.ended is None and self.error is None:
             self.error = why
             self.tell()
+
+    def expire(self) -> None:
+        """The time of the query is over, by its clock or by the archive's."""
+        self.is_late = True
+        self.fail(WireTimeoutError("not all has come before the time of the query was over"))
 
     def replaced(self, server: str) -> None:
         """Another server answers there, of that id: it is asked. Whether its archive is the one that was meant, it says

@@ -15,7 +15,13 @@ import msgspec
 
 from jbi_pubsub import __version__
 from jbi_pubsub.capi import TimeoutException
-from jbi_pubsub.core.errors import ArgumentError, BackPressureError, ConfigurationError, UnknownUidError
+from jbi_pubsub.core.errors import (
+    ArgumentError,
+    BackPressureError,
+    ConfigurationError,
+    UnknownUidError,
+    WireTimeoutError,
+)
 from jbi_pubsub.core.info_object import InfoObject, LossNotice, TypeName
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.subscriber.moments import is_place
@@ -229,13 +235,17 @@ class RequestHandlers:
                 _any(request.given["type"]), limit=limit + 1, timeout=seconds, **conditions
             )
             with query:
-                for obj in query:
-                    if len(found) == limit or size >= PAGE_BYTES:
-                        break
-                    found.append(obj)
-                    size += len(obj.metadata) + min(obj.payload_size, INLINE_MOST)
-                else:
-                    return Found(tuple(map(_said, found)), False, query.partial, query.left_out)
+                try:
+                    for obj in query:
+                        if len(found) == limit or size >= PAGE_BYTES:
+                            break
+                        found.append(obj)
+                        size += len(obj.metadata) + min(obj.payload_size, INLINE_MOST)
+                    else:
+                        return Found(tuple(map(_said, found)), False, query.partial, query.left_out)
+                except WireTimeoutError:  # the next page goes on behind what came
+                    if not found:
+                        raise
             return Found(tuple(map(_said, found)), True, query.partial, query.left_out)
 
         made: Reply = await self._call(lambda: json_reply(200, work()), request.peer)

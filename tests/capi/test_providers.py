@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -88,6 +89,47 @@ def test_a_provider_that_fails_costs_nobody_else_his_answer(connection: Any, nod
     connection.registerQueryProvider(Broken())
     # When, Expect
     eventually(lambda: asked(connection) == ["<a/>"] and called)
+
+
+def test_a_provider_that_hangs_costs_nobody_else_his_answer(connection: Any, node: Any, eventually: Any) -> None:
+    # Given an object in the archive, and a provider that hangs
+    archived = connection.createPublisherSequence("t", "1.0")
+    archived.setPersistenceAttribute(True)
+    archived.activateSequence()
+    archived.publishInfoObject(connection.createInfoObject("t", "1.0", b"", "<a/>"))
+    connection.destroySequence(archived)
+    called, over = threading.Event(), threading.Event()
+
+    class Hanging:
+        def queryReceived(self, *asked: str) -> Any:  # noqa: ARG002  # the protocol's parameters
+            called.set()
+            over.wait(60.0)
+            return []
+
+    node.connected("hanging").registerQueryProvider(Hanging())
+    query = connection.createQuerySequence("t", "1.0")
+    query.activateSequence()
+    told: list[object] = []
+
+    class Told:
+        infoObjectAvailable = queryIncomplete = queryFinished = told.append
+
+    def is_asked() -> bool:
+        told.clear()
+        query.executeDistributedQuery(1_000, Told())
+        eventually(lambda: told and isinstance(told[-1], str))
+        return called.is_set()
+
+    # When everybody is asked, expect what the archive has, and the provider to be named
+    eventually(is_asked)
+    assert told[0].getMetadata() == "<a/>"  # type: ignore[attr-defined]
+    assert told[1:] == [query.getMissingAnswers(), "finished"]
+    assert len(query.getMissingAnswers()) == 1
+    query.executeDistributedQuery(1_000)
+    assert [io.getMetadata() for io in query.getNext(10, 20_000)] == ["<a/>"]
+    assert query.getNext(10, 20_000) == []
+    assert len(query.getMissingAnswers()) == 1
+    over.set()
 
 
 def test_a_provider_that_gives_others_objects_for_ever_ends_with_the_query(

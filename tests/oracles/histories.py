@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import socket
+import sys
 import threading
 import uuid
 from collections import deque
@@ -62,16 +63,24 @@ def an_object(
 class _Stream:
     """What goes out under one number."""
 
-    def __init__(self, found: Sequence[tuple[int, InfoObject]], bound: int, *, is_query: bool) -> None:
+    def __init__(
+        self, found: Sequence[tuple[int, InfoObject]], bound: int, *, is_query: bool, most: int = sys.maxsize
+    ) -> None:
         self.waiting = deque(found)
         self.count = len(found)
         self.bound = bound
+        self.most = most
         self.is_query = is_query
         self.sent = self.consumed = 0
         self.ended = ""
         """How, when it is told; "-": it was."""
         self.places: list[int] = []
         self.acknowledged: list[int] = []
+
+    @property
+    def may_send(self) -> bool:
+        """Whether the next object goes out now."""
+        return bool(self.waiting) and self.sent < self.most and self.sent - self.consumed < self.bound
 
 
 class _Session:
@@ -86,7 +95,7 @@ class _Session:
         items: list[tuple[Part, ...]] = []
         with self.lock:
             for number, stream in self.streams.items():
-                while stream.waiting and stream.sent - stream.consumed < stream.bound and len(items) < max_items // 2:
+                while stream.may_send and len(items) < max_items // 2:
                     position, obj = stream.waiting.popleft()
                     stream.sent += 1
                     stream.places.append(position)
@@ -103,8 +112,7 @@ class _Session:
     def is_empty(self) -> bool:
         with self.lock:
             return not any(
-                (s.waiting and s.sent - s.consumed < s.bound) or (s.is_query and not s.waiting and s.ended != "-")
-                for s in self.streams.values()
+                s.may_send or (s.is_query and not s.waiting and s.ended != "-") for s in self.streams.values()
             )
 
     def _acked(self, count: int, note: memoryview) -> None:  # noqa: ARG002  # nobody asks
@@ -153,6 +161,8 @@ class Past:
         """What queries are answered with instead."""
         self.hangs = threading.Event()
         """Set: opening a query is not answered."""
+        self.most = sys.maxsize
+        """So many results are sent of a query that is opened: then it hangs."""
         self.durables: dict[tuple[str, str], set[int]] = {}
         """Positions acknowledged, by name and secret."""
         self._let_go = threading.Event()
@@ -328,7 +338,7 @@ class _History:
         past.refuse()
         if "refuse" in request.predicate:
             raise PredicateError("not here", argument="predicate")
-        number = past.open(session_id, _Stream(past.found(request), request.bound, is_query=True))
+        number = past.open(session_id, _Stream(past.found(request), request.bound, is_query=True, most=past.most))
         return QueryOpened(number, past.end, incarnations=past.incarnations)
 
     @exported

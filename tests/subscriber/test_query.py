@@ -363,6 +363,44 @@ def test_a_query_that_takes_too_long_says_so(federation: Any, archive: Callable[
         for _ in query:
             pass
     assert query.state == "timed_out"
+    # Expect it to be named, as one that does not answer
+    assert query.partial[0].startswith(f"{past.address}: ")
+
+
+def _end_by_its_clock(past: Past) -> None:
+    for session in past.sessions.values():
+        with session.lock:
+            for stream in session.streams.values():
+                stream.waiting.clear()
+                stream.ended = "timed_out"
+        session.sender.push()
+
+
+@pytest.mark.parametrize("clock", ["the query's", "the archive's"])
+@pytest.mark.parametrize("sent", [0, 2])
+def test_an_archive_that_begins_and_hangs_is_named_and_the_others_give_theirs(
+    federation: Any, archive: Callable[..., Past], eventually: Callable[..., Any], sent: int, clock: str
+) -> None:
+    # Given two archives, one of which begins a query, sends no result or two, and hangs
+    archive([an_object(n) for n in range(1, 10, 2)])
+    hanging = archive([an_object(n) for n in range(2, 11, 2)])
+    hanging.most = sent
+    subscriber = federation.subscriber()
+    # When the time of a query is over, by its own clock, or that of the archive before
+    query = subscriber.open_query("t", timeout=2.0 if clock == "the query's" else 60.0)
+    if clock == "the archive's":
+        eventually(lambda: hanging.streams()[0].sent == sent)
+        _end_by_its_clock(hanging)
+    # Expect what the other has, and what has come of this one, in order; and this one's name, with the reason
+    assert _numbers(query) == sorted([1, 3, 5, 7, 9, *[2, 4][:sent]])
+    assert query.state == "finished"
+    assert [each.partition(": ")[0] for each in query.partial] == [hanging.address]
+    assert isinstance(query.error, WireTimeoutError)
+    # Expect the same of the newest of each key, and of the newest
+    if clock == "the query's":
+        assert len(list(subscriber.query("t", latest_by="/m/key", timeout=2.0))) == 3
+        with subscriber.open_query("t", order="newest", limit=3, timeout=2.0) as newest:
+            assert _numbers(newest.get_next(9)) == ([10, 9, 8] if sent else [9, 7, 5])
 
 
 def test_nothing_stays_of_many_queries(

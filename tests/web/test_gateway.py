@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from histories import Past, an_object
 
 from jbi_pubsub.codegen.bundle import read_bundle
 from jbi_pubsub.core.errors import ArgumentError, ConfigurationError, WireError
@@ -145,6 +146,21 @@ def test_archives_are_asked_page_by_page(reached: Callable[..., Any]) -> None:
     empty = it.ask("GET", f"/v1/objects/{ids[0]}/payload")
     assert (empty.body, empty.headers["Content-Type"]) == (b"", "application/octet-stream")
     assert it.ask("GET", "/v1/objects/none").json()["code"] == "unknown_uid"
+
+
+def test_a_page_has_what_came_in_time_of_an_archive_that_hangs(reached: Callable[..., Any]) -> None:
+    # Given an archive that hangs after two of three objects
+    it = reached(archive=False)
+    past = Past(it.federation.config, [an_object(n, type_="report") for n in (1, 2, 3)], types="report")
+    it.federation.stack.callback(past.stop)
+    past.most = 2
+    # When a page is asked for, expect these, the archive by name, and that there may be more
+    page = it.ask("GET", "/v1/types/report/*/query?timeout=1").json()
+    assert [each["position"] for each in page["objects"]] == [10, 20]
+    assert (page["more"], len(page["partial"])) == (True, 1)
+    # When it hangs before the first, expect an error
+    past.most = 0
+    assert it.ask("GET", "/v1/types/report/*/query?timeout=1").status == 504
 
 
 def test_who_may_not_ask_is_refused_what_is_there(reached: Callable[..., Any], tmp_path: Path, figures: Any) -> None:
