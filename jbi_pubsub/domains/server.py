@@ -162,14 +162,9 @@ class TraderServer:
         return found, missing
 
     def _may_know(self, caller: Caller, offer: Offer | ServiceItem) -> bool:
-        """Whether who asks may subscribe to what the service is: to its type, by its name if it says one."""
-        if isinstance(offer, Offer):
-            type_, name = offer.type, offer.properties.get("name")
-        else:
-            type_ = offer.types[0] if offer.types else ""
-            name = next((each.as_dict().get("name") for each in offer.entries if each.cls.name == type_), None)
-        subject = Subject(type_, name=name if isinstance(name, str) else "")
-        return bool(self._access.allow(caller, "subscribe", subject))
+        """Whether who asks may subscribe to the service's type."""
+        type_ = offer.type if isinstance(offer, Offer) else next(iter(offer.types), "")
+        return bool(self._access.allow(caller, "subscribe", Subject(type_)))
 
 
 class _TraderLink:
