@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import (
+    AccessDeniedError,
     ArgumentError,
     BackPressureError,
     InvariantError,
@@ -78,6 +79,8 @@ class GatewayPublisher:
                 ids.append(object_id)
         except JbiError as exc:
             exc.facts["published"] = len(ids)
+            if isinstance(exc, WireError) and isinstance(exc.__cause__, AccessDeniedError):  # rules were changed
+                raise AccessDeniedError(exc.message, hint=exc.hint, **{**exc.__cause__.facts, **exc.facts}) from exc
             raise
         return ids
 

@@ -124,6 +124,29 @@ def test_each_user_acts_under_his_own_name(reached: Callable[..., Any], users: s
     stream.close()
 
 
+def test_a_user_whose_right_to_publish_is_taken_is_told_so(
+    reached: Callable[..., Any], users: str, policy: Path, eventually: Callable[..., Any]
+) -> None:
+    # Given alice, who publishes
+    it = reached(archive=False, users=users, policy=str(policy))
+
+    def publish() -> Any:
+        return it.ask(
+            "POST", f"{TYPE}/objects?validate=false", REPORT, Authorization=ALICE, Content_Type="application/xml"
+        )
+
+    assert publish().status == 202
+    # When rules take the right from her; Expect what she is told without a registration
+    policy.write_text(RULES.replace('"publish", ', ""))
+    eventually(lambda: publish().status != 202)
+    said = publish()
+    assert (said.status, said.json()["code"]) == (403, "access_denied"), said.body
+    assert (said.json()["facts"]["action"], said.json()["facts"]["published"]) == ("publish", 0)
+    # When she has it again; Expect her to publish
+    policy.write_text(RULES)
+    eventually(lambda: publish().status == 202)
+
+
 def test_an_id_of_a_stream_is_its_users_alone(reached: Callable[..., Any], users: str, policy: Path) -> None:
     # Given a stream of bob, who has had one object of two
     it = reached(users=users, policy=str(policy))
