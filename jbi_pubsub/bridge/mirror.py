@@ -26,7 +26,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -45,6 +44,7 @@ from jbi_pubsub.core.info_object import InfoObject, LargeObject, SchemaBundle
 from jbi_pubsub.core.values import converted
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.protocol.entries import BRIDGE_TYPE, HOPS_MOST, bridge_name
+from jbi_pubsub.protocol.merging import chosen, everything
 from jbi_pubsub.protocol.remote import RemoteAnswers
 from jbi_pubsub.protocol.requests import QueryRequest
 from jbi_pubsub.protocol.status.bridge import DirectionStatus, RemoteStatus
@@ -438,8 +438,8 @@ class Direction:
                 hint="A platform has one name in all its bridges",
             )
         asked = self.transformation.asked(request.type)
-        own = msgspec.structs.replace(request, type=asked, limit=0, passed=passed)
-        return _PassedAnswers(self.source.query(own), self.seen, request.limit)
+        own = msgspec.structs.replace(everything(request), type=asked, passed=passed)
+        return _PassedAnswers(self.source.query(own), self.seen, request)
 
     def seen(self, obj: InfoObject) -> InfoObject | None:
         """An object of the source's archives, as it comes to the target; None: it does not."""
@@ -463,15 +463,15 @@ def _size(obj: InfoObject) -> int:
 class _PassedAnswers:
     """RemoteAnswers of a source, as its direction lets them through."""
 
-    def __init__(self, answers: RemoteAnswers, seen: Callable[[InfoObject], InfoObject | None], limit: int) -> None:
-        """`limit` 0 for none."""
+    def __init__(
+        self, answers: RemoteAnswers, seen: Callable[[InfoObject], InfoObject | None], request: QueryRequest
+    ) -> None:
         self._answers = answers
         self._seen = seen
-        self._limit = limit
+        self._request = request
 
     def __iter__(self) -> Iterator[InfoObject]:
-        came = filter(None, map(self._seen, self._answers))
-        return islice(came, self._limit) if self._limit else came
+        return chosen(filter(None, map(self._seen, self._answers)), self._request)
 
     @property
     def lacks(self) -> str:

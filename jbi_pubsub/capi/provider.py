@@ -3,7 +3,7 @@
 It is an archive to whoever asks (publisher/peer.py): a server of this process, on any free port, for as long as the
 connection lasts. What a provider gives is looked at here, so that answers are those that an archive would have given:
 its type, its predicate, times, sizes. Conditions that only an archive can know (positions, registrations, templates,
-ids, newest of a key) it does not answer.
+ids) it does not answer.
 """
 
 from __future__ import annotations
@@ -72,16 +72,12 @@ class _Provided:
         found = (
             self._named(io) for io in self._provider.queryReceived(request.type, request.version, request.predicate)
         )
-        count = 0
         is_true = _condition(request)
         for obj in found:
             if over.is_set():
                 return
             if _fits(obj, request) and is_true(obj, self._name):
                 yield obj
-                count += 1
-                if count == request.limit:
-                    return
 
     def _named(self, io: InfoObject) -> info_object.InfoObject:
         """An object with what the platform says of it; of one that was never published, what can be said."""
@@ -103,7 +99,7 @@ def provide(provider: QueryProvider, config: Config, name: str) -> PeerArchive:
 
 
 def _check(request: QueryRequest) -> None:
-    asked = request.entries, request.registrations, request.latest_by, request.publisher
+    asked = request.entries, request.registrations, request.publisher
     if any(asked) or request.after or request.up_to < MAX_POSITION or request.language != "xpath":
         raise ConfigurationError("a query provider does not know that", hint="It answers by type, predicate and time")
 

@@ -39,7 +39,7 @@ from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from .proxy import TRADER, TRADER_TYPE, DomainEntry, OfferedType, TraderProxy
 from .registry import OfferRegistry, elsewhere
 from .services import refused_data
-from .trader import Offer, OfferAnswer, OfferQuery, joined
+from .trader import MATCHED, OFFERS_MOST, SEARCHED, Offer, OfferAnswer, OfferQuery, joined
 
 log = logging.getLogger("jbi_pubsub.domains")
 
@@ -47,6 +47,8 @@ LINKS_MOST: Final = 16
 """Linked traders."""
 ASKING_MOST: Final = 32
 """Linked traders that are asked at one time, by all queries."""
+MISSING: Final = "trader at"
+"""Beginning of a note on what is missing. Others count offers, also those that who asks may not know of."""
 QUERIES_KEPT: Final = 10_000
 """Queries that are remembered, so that a ring of traders asks each once."""
 
@@ -125,7 +127,10 @@ class TraderServer:
         own = self._registry.trader.query(query, lambda item: self._may_know(caller, item))
         if not query.hops or query.follow == "local_only" or (own.offers and query.follow == "if_no_local"):
             return own
-        asked = msgspec.structs.replace(query, hops=query.hops - 1, id=query.id or uuid4().hex)
+        asked = msgspec.structs.replace(
+            query, hops=query.hops - 1, id=query.id or uuid4().hex, returned=OFFERS_MOST,
+            searched=max(query.searched, SEARCHED), matched=max(query.matched, MATCHED),
+        )  # fmt: skip  # limits hold for what is left of it
         self._has_asked(asked.id)  # a ring brings it back
         others, missing = self._ask(asked, until)
         others = [each for each in others if self._may_know(caller, each)]
@@ -148,17 +153,19 @@ class TraderServer:
                 asked[self._asking.submit(link.query, query, until)] = link
         done, late = wait(asked, max(0.0, until - time.monotonic()))
         found: list[Offer] = []
-        missing = [f"trader at {asked[each].locator} did not answer in time" for each in late]
+        missing = [f"{MISSING} {asked[each].locator} did not answer in time" for each in late]
         for each in late:
             each.cancel()
         for each in done:
             try:
                 told = each.result()
             except JbiError as exc:
-                missing.append(f"trader at {asked[each].locator}: {exc.message}"[:200])
+                missing.append(f"{MISSING} {asked[each].locator}: {exc.message}"[:200])
                 continue
             found += told.offers
-            missing += [note[:200] for note in told.partial[:LINKS_MOST]]
+            missing += [note[:200] for note in told.partial[:LINKS_MOST] if note.startswith(MISSING)]
+            if len(told.offers) == OFFERS_MOST:
+                missing.append(f"{MISSING} {asked[each].locator} returned {OFFERS_MOST:,} offers, and may have more")
         return found, missing
 
     def _may_know(self, caller: Caller, offer: Offer | ServiceItem) -> bool:

@@ -26,6 +26,8 @@ from .service_type import PropertyValue, ServiceType, offered
 
 OFFERS_MOST: Final = 1_000
 """Offers that one query returns."""
+SEARCHED: Final = 100_000
+MATCHED: Final = 10_000
 TIMEOUT_MOST: Final = 60.0
 """Seconds that a query may take."""
 Name = Annotated[str, msgspec.Meta(max_length=1_024)]
@@ -43,9 +45,9 @@ class OfferQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Names of those whose values are wanted; None for all."""
     exact_type: bool = False
     """No subtypes."""
-    searched: Annotated[int, msgspec.Meta(ge=1)] = 100_000
+    searched: Annotated[int, msgspec.Meta(ge=1)] = SEARCHED
     """Offers that are looked at, at most."""
-    matched: Annotated[int, msgspec.Meta(ge=1)] = 10_000
+    matched: Annotated[int, msgspec.Meta(ge=1)] = MATCHED
     """Offers that are put in order, at most."""
     returned: Annotated[int, msgspec.Meta(ge=0, le=OFFERS_MOST)] = 100
     """Offers that are returned, at most."""
@@ -151,13 +153,14 @@ class Trader:
     def query(self, query: OfferQuery, is_permitted: Callable[[ServiceItem], bool] = lambda _: True) -> OfferAnswer:
         """The offers that match, of those that whoever asks may know of. Raises PredicateError."""
         constraint, preference = _constraint(query.constraint), Preference(query.preference)
-        candidates = islice(self._candidates(query, constraint), query.searched + 1)
+        permitted = (each for each in self._candidates(query, constraint) if is_permitted(each.item))
+        candidates = islice(permitted, query.searched + 1)
         found: list[_Offered] = []
         partial: list[str] = []
         for number, each in enumerate(candidates):
             if number == query.searched:
                 partial.append(f"only {query.searched:,} offers were looked at")
-            elif constraint.matches(each.values) and is_permitted(each.item):
+            elif constraint.matches(each.values):
                 found.append(each)
                 if len(found) > query.matched:
                     partial.append(f"only {query.matched:,} matching offers were put in order")

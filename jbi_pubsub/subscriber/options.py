@@ -18,13 +18,11 @@ import msgspec
 from jbi_pubsub.core.arguments import Document, Source
 from jbi_pubsub.core.config import ClientSection, Config
 from jbi_pubsub.core.constraint import as_xpath
-from jbi_pubsub.core.errors import ConfigurationError, MetadataError, UnknownUidError
+from jbi_pubsub.core.errors import ConfigurationError, UnknownUidError
 from jbi_pubsub.core.history import MAX_POSITION, Order
 from jbi_pubsub.core.info_object import InfoObject, check_type_name, has_zeros
 from jbi_pubsub.core.quality import Wish, checked_wish
-from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.core.xpath import compile_filter, compile_predicate
-from jbi_pubsub.core.xpath.predicate import FOREIGN_ERRORS, compiled_xpath
 from jbi_pubsub.protocol.conditions import compile_conditions
 from jbi_pubsub.protocol.ownership import owned_uid
 from jbi_pubsub.protocol.requests import (
@@ -39,7 +37,6 @@ from jbi_pubsub.protocol.requests import (
 from jbi_pubsub.protocol.wanted import Demand
 
 from .listeners import SubscriptionListener, SubscriptionUid
-from .merging import KeyOf
 from .moments import LATEST, Moment, place_at, seconds_at, start_at
 from .owner import secret_of
 
@@ -323,21 +320,6 @@ def seconds_of(given: float | None, default: float) -> float:
     if not (math.isfinite(seconds) and seconds > 0):
         raise ConfigurationError(f"timeout {seconds} is not a time to wait", hint="Seconds, more than 0")
     return seconds
-
-
-def key_of(request: QueryRequest) -> KeyOf | None:
-    """Reader of the key of `latest_by` from an object; it gives "" for what has none."""
-    if not request.latest_by:
-        return None
-    find = compiled_xpath(f"string({request.latest_by})", dict(request.namespaces))
-
-    def key(obj: InfoObject) -> str:
-        try:
-            return str(find(parse_metadata(obj.metadata)))
-        except (*FOREIGN_ERRORS, MetadataError):
-            return ""
-
-    return key
 
 
 def _same(given: ContentOptions, *names: str) -> dict[str, Any]:

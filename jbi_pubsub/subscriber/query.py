@@ -21,13 +21,12 @@ from jbi_pubsub.core.errors import AdapterStateError, ConfigurationError, JbiErr
 from jbi_pubsub.core.history import Progress, State
 from jbi_pubsub.core.info_object import Cause, InfoObject
 from jbi_pubsub.lookup.item import ServiceItem
+from jbi_pubsub.protocol.merging import Merge, key_of
 from jbi_pubsub.protocol.requests import QueryRequest
 
 from .coverage import missing, named
 from .first_level import Fitness
 from .listeners import SERVED_AT_ONCE, ListenerCalls, ListenerPool
-from .merging import Merge
-from .options import key_of
 from .queue import Consumer
 from .session_queries import QueryPart
 
@@ -87,9 +86,8 @@ class MergedResults:
         self.parts = parts
         self.timeout = draft.timeout
         self.impossible = draft.impossible
-        self._merge = Merge(
-            len(parts), newest_first=request.order == "newest", limit=request.limit, key=key_of(request)
-        )
+        key = key_of(request) if len(parts) > 1 else None
+        self._merge = Merge(len(parts), newest_first=request.order == "newest", limit=request.limit, key=key)
 
     @property
     def is_over(self) -> bool:

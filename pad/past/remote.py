@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from functools import lru_cache, partial
 from typing import Final
@@ -36,6 +36,7 @@ from jbi_pubsub.pad.past.feeds import FeedThread
 from jbi_pubsub.pad.past.queries import COUNT_SECONDS
 from jbi_pubsub.pad.past.scopes import QueryPlan, check_allowed
 from jbi_pubsub.pad.past.store_protocol import looks
+from jbi_pubsub.protocol.merging import chosen, everything
 from jbi_pubsub.protocol.remote import RemoteAnswers, RemoteArchive
 from jbi_pubsub.protocol.replies import ObjectCount, QueryExplanation
 from jbi_pubsub.protocol.requests import QueryRequest
@@ -50,18 +51,18 @@ AHEAD_BYTES: Final = 4 << 20
 WAIT_SECONDS: Final = 0.5
 """For room, until it is looked whether the query is over."""
 
-Allowed = Callable[[InfoObject], bool]
+Choice = Callable[[Iterable[InfoObject]], Iterator[InfoObject]]
 
 
 class RemoteResults:
     """A query that is open (see QueryResults)."""
 
-    def __init__(self, ask: Callable[[], RemoteAnswers], wake: Callable[[], None], allowed: Allowed, name: str) -> None:
-        """`ask` may wait for others: it is called on our thread."""
+    def __init__(self, ask: Callable[[], RemoteAnswers], wake: Callable[[], None], choice: Choice, name: str) -> None:
+        """`ask` may wait for others: it is called on our thread. `choice`: of the answers what the caller gets."""
         self._ask = ask
         self._answers: RemoteAnswers | None = None
         self._wake = wake
-        self._allowed = allowed
+        self._choice = choice
         self._changed = threading.Condition()
         self._ahead: deque[QueryResult] = deque()
         self._bytes = self._matched = 0
@@ -121,8 +122,8 @@ class RemoteResults:
             if is_over:
                 answers.cancel()
                 return
-            for obj in answers:
-                if self._allowed(obj) and not self._put(obj):
+            for obj in self._choice(answers):
+                if not self._put(obj):
                     return
             error = answers.lacks
         except JbiError as exc:
@@ -153,7 +154,8 @@ class RemoteResults:
 
 class RemoteSource:
     """Another platform as the source of queries, see QuerySource. Rules of access hold as for an archive: of each type
-    what they let through, which is looked at for each answer. `_lock` covers the queries that are open."""
+    what they let through, which is looked at for each answer, before the newest of a key and a limit are.
+    `_lock` covers the queries that are open."""
 
     incarnations: Final[tuple[str, ...]] = ()
 
@@ -172,14 +174,18 @@ class RemoteSource:
     def open(self, plan: QueryPlan, wake: Callable[[], None]) -> RemoteResults:
         """See QuerySource. Raises BackPressureError."""
         whole = msgspec.structs.replace(plan.request, payload_filter="", suppress_empty=False)  # that is cut here
+
+        def choice(answers: Iterable[InfoObject]) -> Iterator[InfoObject]:
+            return chosen(filter(partial(self._is_allowed, plan.caller), answers), plan.request)
+
         with self._lock:
             self._open = [each for each in self._open if each.is_alive]
             if len(self._open) >= OPEN_MOST:
                 raise BackPressureError(
                     f"{OPEN_MOST} queries are answered by this bridge now, its limit", hint="Try again, or cancel some"
                 )
-            ask, allowed = partial(self._remote.answers, whole), partial(self._is_allowed, plan.caller)
-            results = RemoteResults(ask, wake, allowed, f"{self._thread.name}-query")
+            ask = partial(self._remote.answers, everything(whole))
+            results = RemoteResults(ask, wake, choice, f"{self._thread.name}-query")
             self._open.append(results)
         return results
 

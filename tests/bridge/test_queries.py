@@ -103,6 +103,15 @@ def test_what_a_direction_leaves_out_no_query_brings(past: Any) -> None:
     assert ids_of(asker.query("nato.Imagery", limit=1)) == past.ids[2:3]
 
 
+def test_the_newest_of_a_key_is_one_that_a_direction_lets_through(past: Any) -> None:
+    # Given a bridge that lets the south through
+    past.bridge(rules=(Rule(types=(TYPE,), where="//lat < 25"),))
+    asker = past.asker()
+    # When somebody asks for the newest object of each key, expect that of the south, whatever is newer
+    assert ids_of(asker.query(TYPE, latest_by="'any'")) == past.ids[1:2]
+    assert ids_of(asker.query(TYPE, latest_by="//lat", order="newest", limit=1)) == past.ids[1:2]
+
+
 def test_rules_of_access_hold_for_queries_that_pass_a_bridge(past: Any, tmp_path: Path) -> None:
     # Given a bridge whose rules here let everybody query the south of one type
     rules = tmp_path / "rules.toml"
@@ -113,6 +122,12 @@ def test_rules_of_access_hold_for_queries_that_pass_a_bridge(past: Any, tmp_path
     asker = past.asker()
     # When somebody asks, expect the south, and of another type nothing
     assert ids_of(asker.query(TYPE)) == past.ids[:2]
+    # Expect limits, and the newest of a key, as if there were nothing else
+    assert ids_of(asker.query(TYPE, order="newest", limit=1)) == past.ids[1:2]
+    assert ids_of(asker.query(TYPE, latest_by="'any'")) == past.ids[1:2]
+    assert ids_of(asker.query(TYPE, predicate="//lat = 10 or //lat > 45", order="newest", limit=1)) == past.ids[:1]
+    assert asker.count(TYPE, order="newest", limit=1) == 1
+    assert asker.count(TYPE, latest_by="//lat") == 2
     with pytest.raises(AccessDeniedError):
         list(asker.query("other.Type"))
 

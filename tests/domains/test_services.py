@@ -262,6 +262,26 @@ def test_trader_gives_who_asks_what_he_may_subscribe_to(stack: ExitStack) -> Non
     assert one.ask(trader, follow="always") == ([], ())
 
 
+@pytest.mark.row("D-22")
+def test_offers_that_are_withheld_leave_the_places_of_an_answer_to_others(stack: ExitStack) -> None:
+    class Some(AllowAll):
+        def allow(self, caller: Caller, action: Any, subject: Subject) -> Decision:  # noqa: ARG002  # whoever asks
+            return Decision(action != "subscribe" or subject.type == "demo.Tasking")
+
+    # Given a trader that withholds the best offers of another domain, and of its own
+    one, two = Domain(stack, 1, Some()), Domain(stack, 2)
+    secret = ServiceType.of("demo.Secret", parent=TASKING)
+    for domain in (one, two):
+        domain.services.offer(secret, {"area": "secret", "sensors": 9})
+    two.trade()
+    trader = one.trade(two)
+    best = {"follow": "always", "preference": "max sensors"}
+    # When it is asked for one, expect the best of the others, and a note of these alone
+    assert one.ask(trader, returned=1, **best) == (["area2"], ("2 offers match; 1 are returned",))
+    assert one.ask(trader, returned=1, constraint="sensors == 2 or sensors == 9", **best) == (["area2"], ())
+    assert one.ask(trader, searched=1, matched=1, **best) == (["area1", "area2"], ())
+
+
 @pytest.mark.row("D-58")
 def test_what_a_trader_gave_goes_on_without_it(stack: ExitStack) -> None:
     one = Domain(stack, 1)

@@ -199,8 +199,9 @@ def test_types_of_one_name_by_hosts_that_do_not_know_each_other_are_both_searche
 @pytest.mark.row("D-22")
 def test_query_gives_what_who_asks_may_know_of_alone() -> None:
     trader = _trader(_item("a", SERVICE, domain=1), _item("b", SERVICE, domain=2))
-    answer = trader.query(OfferQuery("demo.Service"), lambda item: item.service_id == "b")
-    assert [each.id for each in answer.offers] == ["b"]
+    for limits in ({}, {"searched": 1}, {"matched": 1}, {"returned": 1}):
+        answer = trader.query(OfferQuery("demo.Service", **limits), lambda item: item.service_id == "b")
+        assert ([each.id for each in answer.offers], answer.partial) == (["b"], ())
 
 
 @pytest.mark.row("D-54")

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import jbi_pubsub.subscriber.merging as merging_module
+import jbi_pubsub.protocol.merging as merging_module
 from jbi_pubsub.core.errors import OversizeError
 from jbi_pubsub.core.info_object import InfoObject, Platform, TypeName
-from jbi_pubsub.subscriber.merging import KeyOf, Merge
+from jbi_pubsub.protocol.merging import KeyOf, Merge, chosen
+from jbi_pubsub.protocol.requests import QueryRequest
 
 TYPE = TypeName("t")
 
@@ -99,9 +100,38 @@ def test_an_archive_that_ends_holds_up_no_other() -> None:
     assert merge.is_over
 
 
-def test_one_archive_alone_has_chosen_the_newest_already() -> None:
-    # Given one archive, expect its objects as they come, without a look at their keys
-    assert len(list(_merged([[_object(1, 1.0, "a"), _object(2, 2.0, "a")]], key=_key))) == 2
+def _chosen(objects: list[InfoObject], request: QueryRequest) -> list[str]:
+    return [obj.object_id for obj in chosen(iter(objects), request)]
+
+
+def test_a_request_chooses_the_newest_of_each_key_and_as_many_as_its_limit() -> None:
+    # Given objects of two areas, and one of none
+    areas = ("a", "b", "a", "b", "")
+    objects = [
+        _object(n, float(n), f"<m><area>{area}</area></m>" if area else "<m/>") for n, area in enumerate(areas, 1)
+    ]
+    # Expect of one sequence what an archive would choose of its own
+    assert _chosen(objects, QueryRequest()) == ["o1", "o2", "o3", "o4", "o5"]
+    assert _chosen(objects, QueryRequest(limit=2)) == ["o1", "o2"]
+    assert _chosen(objects, QueryRequest(latest_by="//area")) == ["o3", "o4"]
+    assert _chosen(objects[::-1], QueryRequest(latest_by="//area", order="newest", limit=1)) == ["o4"]
+
+
+def test_no_more_is_read_than_a_limit_needs() -> None:
+    objects = iter([_object(n, float(n)) for n in range(1, 5)])
+    assert [obj.object_id for obj in chosen(objects, QueryRequest(limit=2))] == ["o1", "o2"]
+    assert next(objects).object_id == "o3"
+
+
+def test_the_newest_of_each_key_that_are_held_are_bounded_in_bytes() -> None:
+    # Given objects of one key, and then of many
+    one = [_object(n, float(n), "<m>a</m>") for n in range(1, 9)]
+    many = [_object(n, float(n), f"<m>{n}</m>") for n in range(1, 9)]
+    with patch.object(merging_module, "CHOSEN_BYTES", 40):
+        # Expect what is held to count alone
+        assert _chosen(one, QueryRequest(latest_by="//m")) == ["o8"]
+        with pytest.raises(OversizeError, match="newest of each key"):
+            _chosen(many, QueryRequest(latest_by="//m"))
 
 
 def test_more_keys_than_can_be_held_are_refused() -> None:

@@ -6,23 +6,31 @@ Rules:
 - So nothing comes before each archive that goes on has said what it has next.
 - A copy of an object in another archive has the same time of publication: it comes soon, and is known by its id.
 - The newest of each key can be told only when all archives have said what theirs are.
+- Whoever withholds some of an archive's answers asks without `limit` and `latest_by`, and chooses of what is left.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
+import msgspec
+
 from jbi_pubsub.core.cache import Cache
-from jbi_pubsub.core.errors import OversizeError
-from jbi_pubsub.core.info_object import InfoObject
+from jbi_pubsub.core.errors import MetadataError, OversizeError
+from jbi_pubsub.core.info_object import InfoObject, LargeObject
+from jbi_pubsub.core.xml import parse_metadata
+from jbi_pubsub.core.xpath.predicate import FOREIGN_ERRORS, compiled_xpath
+from jbi_pubsub.protocol.requests import QueryRequest
 
 IDS_REMEMBERED: Final = 65_536
 """Results behind which a copy is still known as one."""
 
 KEYS_MOST: Final = 100_000
 """Newest objects that are held until all archives have told theirs."""
+CHOSEN_BYTES: Final = 64 << 20
+"""Their bytes where a server holds them."""
 
 KeyOf = Callable[[InfoObject], str]
 
@@ -31,13 +39,16 @@ class Merge:
     """Results of `parts` archives, merged. Not safe for several threads."""
 
     def __init__(self, parts: int, *, newest_first: bool = False, limit: int = 0, key: KeyOf | None = None) -> None:
-        """`limit` 0 for none; `key` of an object, of each of which the newest alone is wanted: "" for what has none."""
+        """`limit` 0 for none; `key` of an object, of each of which the newest alone is wanted: "" for what has none.
+        Without, where one archive has done it."""
         self._heads: list[InfoObject | None] = [None] * parts
         self._ended = [False] * parts
         self._newest_first = newest_first
         self._limit = limit
-        self._key = key if parts > 1 else None  # one archive has done it
+        self._key = key
         self._newest: dict[tuple[str, str, str], InfoObject] = {}
+        self.held = 0
+        """Bytes of these."""
         self._laid: deque[InfoObject] = deque()
         """The newest of each key in their order, when all archives have told theirs."""
         self._ids: Cache[str, None] | None = Cache(IDS_REMEMBERED) if parts > 1 else None
@@ -107,7 +118,52 @@ class Merge:
             )
         if known is None or _age(obj) > _age(known):
             self._newest[key] = obj
+            self.held += _size(obj) - (_size(known) if known is not None else 0)
+
+
+def everything(request: QueryRequest) -> QueryRequest:
+    """The question for all that `chosen` chooses of."""
+    return msgspec.structs.replace(request, limit=0, latest_by="")
+
+
+def chosen(objects: Iterable[InfoObject], request: QueryRequest) -> Iterator[InfoObject]:
+    """The objects of one sequence that a request wants: the newest of each key, as many as its limit. Raises
+    OversizeError."""
+    merge = Merge(1, newest_first=request.order == "newest", limit=request.limit, key=key_of(request))
+    for obj in objects:
+        merge.offer(0, obj)
+        if merge.held > CHOSEN_BYTES:
+            raise OversizeError(
+                f"the newest of each key: more than {CHOSEN_BYTES >> 20} MB from another platform",
+                hint="Ask for a part of the objects, by a predicate or a time",
+            )
+        if (found := merge.next()) is not None:
+            yield found
+        if merge.is_full:
+            return
+    merge.end(0)
+    while (found := merge.next()) is not None:
+        yield found
+
+
+def key_of(request: QueryRequest) -> KeyOf | None:
+    """Reader of the key of `latest_by` from an object; it gives "" for what has none."""
+    if not request.latest_by:
+        return None
+    find = compiled_xpath(f"string({request.latest_by})", dict(request.namespaces))
+
+    def key(obj: InfoObject) -> str:
+        try:
+            return str(find(parse_metadata(obj.metadata)))
+        except (*FOREIGN_ERRORS, MetadataError):
+            return ""
+
+    return key
 
 
 def _age(obj: InfoObject) -> tuple[float, int]:
     return obj.platform.published, obj.platform.sequence
+
+
+def _size(obj: InfoObject) -> int:
+    return len(obj.metadata) + (0 if isinstance(obj, LargeObject) else len(obj.payload))
