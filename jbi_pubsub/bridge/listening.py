@@ -221,7 +221,7 @@ class SideSubscriptions:
         own = f"{self._durable}-{hashlib.sha256(name.encode()).hexdigest()[:8]}" if name else self._durable
         try:
             uid = self._subscriber.register_side(
-                profile, since, type_name=name or None, listener=listener, unlike=self._bridge,
+                profile, since, type_name=name or None, whole_name=True, listener=listener, unlike=self._bridge,
                 durable=own if self._durable else None, ack="explicit" if self._durable else None,
             )  # fmt: skip
         except JbiError:

@@ -175,9 +175,9 @@ class QuerySequence(InfoObjectSequence):
         query: Query | None = None
         try:
             query = self._connection.subscriber().open_query(
-                self._type.name, version=self._type.version, predicate=predicate or None, view="combined",
-                timeout=timeout / 1000, at=at, listener=QueryResultListener(callback) if callback is not None else None,
-                **self._attributes.querying(),
+                self._type.name, version=self._type.version, whole_name=True, predicate=predicate or None,
+                view="combined", timeout=timeout / 1000, at=at,
+                listener=QueryResultListener(callback) if callback is not None else None, **self._attributes.querying(),
             )  # fmt: skip
         except UnknownUidError as exc:
             raise _no_archive(exc) from exc

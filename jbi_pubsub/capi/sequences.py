@@ -407,8 +407,9 @@ class SubscriberSequence(InfoObjectSequence):
             self._deliverer = SequenceListener(self._callback) if self._callback is not None else None
             try:
                 uid = adapter.register_subscriber(
-                    type_name=self._type.name, version=self._type.version, predicate=self._predicate or None,
-                    view="combined", listener=self._deliverer, **self._attributes.subscribing(self._connection.owner),
+                    type_name=self._type.name, version=self._type.version, whole_name=True,
+                    predicate=self._predicate or None, view="combined", listener=self._deliverer,
+                    **self._attributes.subscribing(self._connection.owner),
                 )  # fmt: skip
             except BaseException:
                 durables.pop(durable, None)

@@ -505,7 +505,7 @@ def archived_documents(config: Config, type_: TypeName, count: int) -> Iterator[
     told."""
     with SubscriberAdapter(config) as adapter:
         with looking(config, "archives"):
-            opened = adapter.open_query(type_.name, version=type_.version, order="newest", limit=count)
+            opened = adapter.open_query(type_.name, version=type_.version, whole_name=True, order="newest", limit=count)
         with opened:
             for obj in opened:
                 yield obj.object_id, obj.metadata

@@ -156,7 +156,8 @@ class SubscriberAdapter:
         deadline = time.monotonic() + seconds
         request = subscription_request(options, self._config, now=time.time())
         is_derived = request.language == "xpath" and request.view != "combined"
-        first_level = FirstLevel(template, options.get("type_name") or "", options, is_derived)
+        is_whole = options.get("whole_name", False)
+        first_level = FirstLevel(template, options.get("type_name") or "", options, is_derived, is_whole)
         if first_level.name:
             self._published.await_service(seconds)
         templates = self._subscriptions.templates
@@ -199,9 +200,8 @@ class SubscriberAdapter:
         with local.terms.amending:
             given = (predicate, payload_filter, namespaces, qos, local.terms.language)
             request = amended_request(local.request, self._config.client, *given)
-            assert local.terms.first_level is not None
             entries, opened = self._subscriptions.templates.entries(
-                local.terms.first_level, request.predicate, dict(request.namespaces)
+                local.terms.decided, request.predicate, dict(request.namespaces)
             )
             request = msgspec.structs.replace(request, entries=entries)
             return self._subscriptions.amend(local, request, opened, deadline)

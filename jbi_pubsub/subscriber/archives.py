@@ -58,10 +58,12 @@ def archives_with(
     *,
     is_published: Callable[[str], bool],
     at: Sequence[str] | None = None,
+    is_whole: bool = False,
 ) -> tuple[str, list[ServiceItem]]:
     """The type that is meant, and the archives that may have objects of it, of those `at` some addresses if any are
-    given; "" stands for all types. Raises UnknownUidError when none has, or none is at an address, and
-    ConfigurationError when the name may be that of several types."""
+    given; "" stands for all types; `is_whole`: the name is that of the type, and not its last part. Raises
+    UnknownUidError when none has, or none is at an address, and ConfigurationError when the name may be that of several
+    types."""
     if at is not None:
         if not at:
             raise ConfigurationError("at: no address is named", hint="Leave it out for all archives")
@@ -81,7 +83,7 @@ def archives_with(
     if not name:
         return "", list(items)
     names = sorted({known for of in types.values() for known in of or ()})
-    having = [name] if name in names else with_local_name(name, names)
+    having = [name] if name in names else [] if is_whole else with_local_name(name, names)
     if len(having) > 1:
         some = ", ".join(map(_shown, having[:5]))
         raise ConfigurationError(f"type {_shown(name)} may be one of {some}", hint="Name one in full")
@@ -150,8 +152,9 @@ class ArchiveQueries:
         if first_level.template is not None:
             called, entries = self._bound(first_level)
         name, archives = archives_with(
-            called, self._listed(), is_published=self._published.is_published, at=given.get("at")
-        )
+            called, self._listed(), is_published=self._published.is_published, at=given.get("at"),
+            is_whole=given.get("whole_name", False),
+        )  # fmt: skip
         first_level = replace(first_level, name=name)
         if first_level.template is not None and name != called:  # the entries of a type have its whole name
             _, entries = self._bound(first_level)

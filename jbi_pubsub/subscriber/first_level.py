@@ -89,6 +89,11 @@ class FirstLevel:
         """Version of the type; "" for every one."""
         return self.options.get("version") or ""
 
+    @property
+    def last_part(self) -> str:
+        """The name, where it may be the last part of one; else ""."""
+        return "" if self.is_whole or local_name(self.name) != self.name else self.name
+
     def bundle(self, schema: Source) -> SchemaBundle:
         """The schema with its marks. Raises SchemaError, MetadataError."""
         marks = self.options.get("marks")
@@ -141,7 +146,7 @@ class FirstLevelTemplates:
                     "add the type to the type repository (`jbi types add`)",
                 )
         else:
-            meant = self._published.meant(name) if name else InformationType()
+            meant = self._meant(given) if name else InformationType()
             # Not of any version: the invariants of one would keep later ones away, which the predicate may hold for.
             opened = self._published.opened(meant.name, version) if meant.name and version and predicate else None
         typed = (replace(meant, version=version or None).rep(),) if name or version or opened is not None else ()
@@ -163,7 +168,7 @@ class FirstLevelTemplates:
             raise ConfigurationError(
                 "validate=True needs the type and its version", hint="Name both, or give the schema"
             )
-        wanted = TypeName(self._published.meant(given.name).name or given.name, given.version)
+        wanted = TypeName(self._meant(given).name or given.name, given.version)
         by = self._published.opened(wanted.name, wanted.version) or self._published.registered(wanted)
         if by is None:
             raise SchemaError(
@@ -173,12 +178,15 @@ class FirstLevelTemplates:
             )
         return Fitness(by)
 
+    def _meant(self, given: FirstLevel) -> InformationType:
+        """Template of the name."""
+        return InformationType(name=given.name) if given.is_whole else self._published.meant(given.name)
+
     def _in_full(self, given: FirstLevel, schema: Source) -> tuple[FirstLevel, InformationType | None]:
         """The options with the whole name of the type, where they have the last part of the one that the schema gives
         itself, or of a published one; and the template of its name, if that is another than the name: whatever will
         have that last part, as long as nobody publishes it."""
-        called = given.name
-        if given.is_whole or not called or local_name(called) != called:
+        if not (called := given.last_part):
             return given, None
         own = self._published.by(replace(given, name="").bundle(schema)).type.name
         meant = self._published.meant(called, own)

@@ -58,6 +58,8 @@ class TypeOptions(TypedDict, total=False):
 
     version: str | None
     """Version of the type; without, every version."""
+    whole_name: bool
+    """Whether the type is the one of that very name: without, the last part of a name may do as well."""
     schema: Source | None
     """Schema of the type, for the template and for `validate`."""
     marks: Source | None
@@ -107,9 +109,10 @@ class SubscriptionOptions(TypeOptions, ContentOptions, total=False):
     First level: the template is a metadata document whose invariant elements, where they have a value, must be equal
     (paper figure 3); it needs its type's `schema` (and `marks` if the schema has none), or names one in
     xsi:noNamespaceSchemaLocation. `type_name` and `version` select a type without a template; of a name with a
-    namespace or dots the last part will do as long as no other type has it. What a predicate says of invariant elements
-    is matched at the first level as well: by `schema`, or by that of the type's publishers, if type and version are
-    named.
+    namespace or dots the last part will do as long as no other type has it, unless it is to be the `whole_name`: which
+    type is meant is decided when the subscription is made, and while none has that last part, whatever gets it is
+    (`matching` says so, and the log warns, when several have it). What a predicate says of invariant elements is
+    matched at the first level as well: by `schema`, or by that of the type's publishers, if type and version are named.
 
     History, at delegates with an archive: what is there from `start` on comes, then what is published, without a gap,
     each object once; nothing is lost by a full queue before it has caught up.

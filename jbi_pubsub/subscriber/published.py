@@ -57,12 +57,15 @@ class Matching(msgspec.Struct, frozen=True):
     why: str = ""
     impossible: tuple[str, ...] = ()
     """Why no object of these registrations can match, as their schemas say; a line for each condition."""
+    others: tuple[str, ...] = ()
+    """Types that the last part of a name, by which the subscription was made, may mean as well."""
 
     def __str__(self) -> str:
         if not self.registrations:
             return f"none so far: {self.why}" if self.why else "none so far"
         said = f"matches {self.registrations} registration{'s' if self.registrations > 1 else ''} now"
-        return "; ".join((said, *self.impossible))
+        also = (f"its type's name may mean {_listed(self.others)} as well; name one in full",) if self.others else ()
+        return "; ".join((said, *also, *self.impossible))
 
 
 class PublishedTypes:
@@ -150,15 +153,16 @@ class PublishedTypes:
         """Versions of one type."""
         return self._values(Described(name=name), "version")
 
-    def why_none(self, entries: Sequence[EntryRep]) -> str:
-        """Why nothing matches a template, as far as the type it names says; "": what does was registered just now."""
+    def why_none(self, entries: Sequence[EntryRep], *, is_whole: bool) -> str:
+        """Why nothing matches a template, as far as the type it names says (`is_whole`: in full); "": what does was
+        registered just now."""
         asked = type_asked(entries)
         name, version, names = asked.name or asked.local or "", asked.version or "", self.names()
         if not names:
             return "nothing is published now"
         if not name:
             return "no registration has the values of the template"
-        having = with_local_name(name, names)
+        having = [] if is_whole else with_local_name(name, names)
         if asked.local and having:
             return f"{_listed(having)} is published, but without the values of the template"
         if name in names:
@@ -169,6 +173,12 @@ class PublishedTypes:
         if having:
             return f"{name} may be one of several types: {_listed(having)}; name one in full"
         return f"nobody publishes {name}; there are {_listed(nearest(name, names))}"
+
+    def others(self, called: str, meant: str | None) -> tuple[str, ...]:
+        """Types that may be meant as well by the last part of a name: those that have it, without the one that was
+        `meant`, or all, if there are several and whatever has it was meant (None)."""
+        having = with_local_name(called, self.names())
+        return tuple(name for name in having if name != meant) if meant or len(having) > 1 else ()
 
     def is_published(self, name: str) -> bool:
         """Whether somebody publishes the type of that name now."""

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from jbi_pubsub.core.cache import Cache
@@ -19,6 +20,7 @@ from jbi_pubsub.protocol.requests import SubscriptionRequest
 
 from .first_level import FirstLevel, Fitness
 from .listeners import ListenerPool, SubscriptionListener, SubscriptionUid
+from .published import type_asked
 from .queue import Consumer, ObjectQueue
 
 log = logging.getLogger("jbi_pubsub.subscriber")
@@ -239,6 +241,21 @@ class SubscriptionTerms:
         self._lock = threading.Lock()
         self._refusals: dict[int, JbiError | None] = {}
         """Reason of a delegate's refusal, of the amendment whose caller waits for answers."""
+
+    @property
+    def decided(self) -> FirstLevel:
+        """Options of its template, for the type that was decided on when it was made."""
+        assert self.first_level is not None
+        meant = type_asked(self.request.entries).name if self.first_level.last_part else None
+        return replace(self.first_level, name=meant, is_whole=True) if meant else self.first_level
+
+    @property
+    def last_part(self) -> str:
+        """Last part of its type's name if it was made by that alone, and others may have it; else ""."""
+        given, meant = self.first_level, type_asked(self.request.entries).name
+        if given is None or given.last_part == meant or (meant and given.options.get("schema")):
+            return ""  # of several types a schema says which is meant
+        return given.last_part
 
     def amend(self, request: SubscriptionRequest, *, is_awaited: bool) -> int:
         """Have it ask for something else from now on; the number of the amendment. `is_awaited`: a delegate's refusal

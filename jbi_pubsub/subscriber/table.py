@@ -166,10 +166,16 @@ class SubscriptionTable:
         watch = self.watches.of(subscription.uid)
         items = watch.cache.items() if watch is not None else []
         count = len(items)
-        why = "" if count else self._published.why_none(subscription.request.entries)
+        given = subscription.terms.first_level
+        is_whole = given is not None and given.is_whole
+        why = "" if count else self._published.why_none(subscription.request.entries, is_whole=is_whole)
         why = f"{why}; what archives have comes all the same" if why and has_past(subscription) else why
-        at = Counter(item.proxy.service_id for item in items)
-        return Matching(count, why, subscription.impossible(at) if count else ())
+        if not count:
+            return Matching(0, why)
+        at, called = Counter(item.proxy.service_id for item in items), subscription.terms.last_part
+        meant = type_asked(subscription.request.entries).name
+        others = self._published.others(called, meant) if called else ()
+        return Matching(count, impossible=subscription.impossible(at), others=others)
 
     def wait_matched(self, uid: str, count: int, timeout: float) -> int:
         """Number of delegates and peer publishers where it stands, as soon as it is `count`, or after that time."""
@@ -266,7 +272,9 @@ class SubscriptionTable:
         with self._lock:
             known, self._told[uid] = self._told.get(uid), str(matching)
         if known != str(matching):
-            is_usual = not self.warns or matching.registrations or not self._published.names()
+            is_usual = not self.warns or not self._published.names() or (matching.registrations and not matching.others)
             level = logging.INFO if is_usual else logging.WARNING
             matching_log.log(level, "subscription %s %s", uid, matching, extra={"subscription": uid})
-        return bool(matching.registrations) or not (asked.name or asked.local)
+        if matching.registrations:
+            return bool(matching.others) or not subscription.terms.last_part
+        return not (asked.name or asked.local)

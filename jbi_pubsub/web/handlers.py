@@ -123,10 +123,8 @@ class RequestHandlers:
     # -- subscribing --------------------------------------------------------------------------------------------
 
     async def _opened(self, request: ApiRequest, terms: Mapping[str, Any]) -> EventFeed:
-        guest = request.guest
-        named = terms["type_name"] or "", terms["version"] or ""
-        await self._call(lambda: self._guests.check_subscribe(guest, request.caller, *named), request.peer)
-        return await guest.feeds.open(request.peer, **terms)
+        self._guests.check_subscribe(request.caller, terms["type_name"] or "", terms["version"] or "")
+        return await request.guest.feeds.open(request.peer, **terms)
 
     async def _subscribe(self, request: ApiRequest) -> None:
         last = str(request.given.get("last_event_id", ""))
@@ -345,7 +343,7 @@ def _said(obj: InfoObject) -> ObjectSaid:
 
 def _check_one_archive(guest: Guest, given: Mapping[str, Any]) -> None:
     """A position is of one archive. Raises ConfigurationError when several have the type."""
-    asked = guest.subscriber().explain_query(_any(given["type"]), version=_any(given["version"]))
+    asked = guest.subscriber().explain_query(_any(given["type"]), version=_any(given["version"]), whole_name=True)
     if len(asked) > 1:
         raise ConfigurationError(
             f"{len(asked)} archives have this type, and a position is of one", hint="Go on from a time: start="
@@ -377,7 +375,8 @@ def _terms(given: Mapping[str, Any]) -> dict[str, Any]:
     if given.get("latest_by") and start != "last":  # the document can't say that one parameter needs another
         raise RefusedError(422, ArgumentError("latest_by is for start=last", argument="latest_by"))
     return {
-        "type_name": _any(given["type"]), "version": _any(given["version"]), "predicate": given.get("predicate"),
+        "type_name": _any(given["type"]), "version": _any(given["version"]), "whole_name": True,
+        "predicate": given.get("predicate"),
         "payload_filter": given.get("payload_filter"), "namespaces": namespaces_of(given.get("ns", [])),
         "suppress_empty": given.get("suppress_empty", False), "unfiltered": given.get("unfiltered"),
         "latest_by": given.get("latest_by"),
@@ -401,4 +400,5 @@ def _conditions(given: Mapping[str, Any]) -> dict[str, Any]:
             error = ArgumentError("after is not for latest_by with order=newest", hint="order=oldest", argument="after")
             raise RefusedError(422, error)
         found["before"] = found.pop("after")
-    return {**found, "version": _any(given["version"]), "namespaces": namespaces_of(given.get("ns", []))}
+    spaces = namespaces_of(given.get("ns", []))
+    return {**found, "version": _any(given["version"]), "whole_name": True, "namespaces": spaces}

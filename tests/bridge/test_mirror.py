@@ -213,23 +213,23 @@ def test_a_publisher_that_leaves_while_the_other_side_is_away_is_not_forgotten_a
     assert made.status()["directions"][0]["registrations"] == 0
 
 
+@pytest.mark.parametrize("name", ["mil.af.rl.jbi.Intel_Imagery", "Type"])
 def test_types_that_are_named_are_all_that_is_sent_to_a_bridge(
-    two: tuple[Place, Place], figures: Any, eventually: Any
+    two: tuple[Place, Place], figures: Any, eventually: Any, name: str
 ) -> None:
-    # Given a bridge for one type, by its name, and publishers of that and another one
+    # Given a bridge for one type, by its name, and publishers of that and another one, which may end so
     alpha, bravo = two
+    other = alpha.federation.light()
+    plain = other.register_publisher(other.connect_to_delegate(*ALPHA), type_name="other.Type", validate=False)
     a = JbiPlatform("alpha", alpha.federation.config, ALPHA, "b1")
     b = JbiPlatform("bravo", bravo.federation.config, BRAVO, "b1")
-    types = ("mil.af.rl.jbi.Intel_Imagery",)
+    types = (name,)
     one = Direction(a, b, Transformation(types, (), ()), bridge="b1", terms=DirectionTerms(types, poll=0.2))
     made = Mirror((a, b), (one,))
     made.start()
     try:
         eventually(lambda: is_listening(made), what=made.status)
-        publisher, uid = alpha.publisher()
-        other = alpha.federation.light()
-        at = other.connect_to_delegate(*ALPHA)
-        plain = other.register_publisher(at, type_name="other.Type", validate=False)
+        publisher, uid = alpha.publisher(type_name=name)
         subscriber = bravo.subscriber()
         # When both publish
         other.publish(plain, b"<m/>")
@@ -237,7 +237,7 @@ def test_types_that_are_named_are_all_that_is_sent_to_a_bridge(
         # Expect the one type there, and nothing of the other delivered to the bridge
         assert [obj.object_id for obj in taken(*subscriber, 2)] == ids
         assert {each["type"]: each["unmatched"] for each in alpha.pad.status()["registrations"]} == {
-            "mil.af.rl.jbi.Intel_Imagery 1.0": 0,
+            f"{name} 1.0": 0,
             "other.Type 1.0": 1,
         }
     finally:

@@ -169,6 +169,61 @@ def test_a_publisher_may_call_the_type_of_a_schema_otherwise(own_walk: Any, name
     assert own_walk.subscriber.wait_matched(uid, timeout=5.0) == 1
 
 
+def test_a_whole_name_stands_for_no_type_that_ends_so(own_walk: Any) -> None:
+    # Given a type that ends as the name of a subscription, which is to be whole
+    own_walk.register(type_name="org.a.Note")
+    uid = subscribe(own_walk, type_name="Note", whole_name=True)
+    assert str(own_walk.subscriber.matching(uid)) == "none so far: nobody publishes Note; there are org.a.Note"
+    # When the type of that name is published; Expect it alone
+    note = own_walk.register(type_name="Note")
+    own_walk.register(type_name="org.b.Note")
+    assert own_walk.subscriber.wait_matched(uid) == 1
+    own_walk.publish(payload=b"a")
+    own_walk.publishing.publish(note, own_walk.figures.figure_1, b"own")
+    assert own_walk.subscriber.receive(uid).payload == b"own"
+    assert own_walk.subscriber.receive(uid, timeout=0.2) is None
+
+
+@pytest.mark.parametrize(
+    ("before", "later", "others"),
+    [
+        (["org.a.Note"], ["Note"], "Note"),
+        ([], ["org.a.Note", "org.b.Note"], "org.a.Note, org.b.Note"),
+        ([], ["org.a.Note", "Note"], "Note, org.a.Note"),
+    ],
+)
+def test_a_last_part_that_another_type_has_later_is_told(
+    own_walk: Any,
+    caplog: pytest.LogCaptureFixture,
+    eventually: Callable[..., Any],
+    before: list[str],
+    later: list[str],
+    others: str,
+) -> None:
+    # Given a subscription by the last part of a name, which at most one type has
+    for name in before:
+        own_walk.register(type_name=name)
+    uid = subscribe(own_walk, type_name="Note")
+    # When another type has it, too; Expect that to be said
+    with caplog.at_level(logging.WARNING, "jbi_pubsub.subscriber.matching"):
+        for name in later:
+            own_walk.register(type_name=name)
+        line = f"its type's name may mean {others} as well; name one in full"
+        eventually(lambda: line in caplog.text)
+    assert line in str(own_walk.subscriber.matching(uid))
+
+
+def test_an_amended_subscription_is_for_the_type_that_it_was_made_for(own_walk: Any) -> None:
+    # Given a subscription by the last part of a name, and a later type of that very name
+    own_walk.register(type_name="org.a.Note")
+    uid = subscribe(own_walk, type_name="Note")
+    own_walk.register(type_name="Note")
+    # When it is amended; Expect it to be for the first one
+    own_walk.subscriber.amend_subscription(uid, predicate="//lat > 3")
+    own_walk.publish(payload=b"a")
+    assert own_walk.subscriber.receive(uid).payload == b"a"
+
+
 def test_a_local_name_is_as_good_as_the_whole_one_for_the_first_object_of_a_short_life(
     own_walk: Any, federation: Any, figures: Any
 ) -> None:
