@@ -123,7 +123,7 @@ class Platform(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False
     def place(self) -> str:
         """Position and archive, as `start=` of a subscription takes them: whoever goes on there is told if it is
         another archive. "" where it came by itself."""
-        return f"{self.position}@{self.archive}" if self.archive else str(self.position or "")
+        return f"{self.position}@{self.archive}" if self.archive and self.position else str(self.position or "")
 
 
 class InfoObject(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):

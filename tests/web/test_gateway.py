@@ -110,6 +110,25 @@ def test_with_an_archive_the_id_of_an_event_is_a_position_which_holds_for_ever(r
         again.close()
 
 
+def test_the_id_of_an_object_that_no_archive_keeps_is_its_subscriptions(reached: Callable[..., Any]) -> None:
+    # Given an archive, and a stream that gets an object of it and then one that is not kept
+    it = reached()
+    it.publish(*((report(n), b"") for n in range(2)), at=KEPT)
+    stream = it.stream(f"{TYPE}/subscribe?start=now")
+    it.publish((report(2), b""), at=KEPT)
+    _, kept, place = stream.next()
+    it.publish((report(3), b""), at=f"{ANY}&persist=false")
+    _, passing, last = stream.next()
+    assert (place, passing["position"], passing["place"]) == (kept["place"], 0, "")
+    assert last.startswith(stream.opened[1]["subscription"])
+    # When it is cut, and goes on; Expect what came meanwhile, and not the archive
+    stream.close()
+    it.publish((report(4), b""), at=f"{ANY}&persist=false")
+    again = it.stream(f"{TYPE}/subscribe?start=now", Last_Event_ID=last)
+    assert again.objects(1) == [report(4).decode()]
+    again.close()
+
+
 def test_who_comes_back_with_a_place_of_an_archive_that_is_no_more_is_told(reached: Callable[..., Any]) -> None:
     # Given an archive, and who has had the third object of one that was wiped since, or put back from a copy
     it = reached()
