@@ -283,7 +283,7 @@ def in_charset(body: bytes, kind: str) -> bytes:
 
 def objects_in(body: bytes, kind: str) -> list[tuple[bytes, bytes]]:
     """Metadata and payload of the objects in a multipart body (RFC 7578): a part `metadata` begins one, a part
-    `payload` belongs to the one that was begun; one of each is one object, whichever comes first. Of an XML media type
+    `payload` belongs to the one that was begun; of a single object either comes first. Of an XML media type
     the body is the metadata of one. Raises ArgumentError, OversizeError, and as `in_charset`."""
     media = kind.partition(";")[0].strip().lower()
     if media in ("application/xml", "text/xml"):
@@ -321,6 +321,10 @@ def objects_in(body: bytes, kind: str) -> list[tuple[bytes, bytes]]:
         objects = [(objects[1][0], objects[0][1])]
     if not objects:
         raise ArgumentError("there is no object in the body", hint="Parts metadata and payload")
+    if len(objects) > 1 and any(metadata is None for metadata, _ in objects):
+        raise ArgumentError(
+            "one of several objects begins with its payload", hint="Send the part metadata of each before its payload"
+        )
     return [(metadata or b"", payload or b"") for metadata, payload in objects]
 
 
@@ -369,6 +373,7 @@ def _described(op: Operation) -> dict[str, Any]:
                 MULTIPART: {
                     "schema": {
                         "type": "object",
+                        "description": "Of one object either part may come first, of several the metadata of each",
                         "properties": {"metadata": {**part, "contentMediaType": "application/xml"}, "payload": part},
                         "minProperties": 1,
                         "additionalProperties": False,

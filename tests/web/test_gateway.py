@@ -527,10 +527,12 @@ def test_multipart_bodies_are_read_as_the_rfc_has_them() -> None:
     assert objects_in(b"preamble\r\n" + part % (b"payload", b"\r\n\r\n") + end + b"epilogue", kind) == [
         (b"", b"\r\n\r\n")
     ]
-    several = (
-        part % (b"metadata", b"1") + part % (b"metadata", b"2") + part % (b"payload", b"3") + part % (b"payload", b"4")
-    )
-    assert objects_in(several + end, kind) == [(b"1", b""), (b"2", b"3"), (b"", b"4")]
+    several = part % (b"metadata", b"1") + part % (b"metadata", b"2") + part % (b"payload", b"3")
+    assert objects_in(several + end, kind) == [(b"1", b""), (b"2", b"3")]
+    pair = part % (b"payload", b"4") + part % (b"metadata", b"5")
+    for mixed in (several + part % (b"payload", b"4"), pair + pair, part % (b"payload", b"4") * 2, pair + several):
+        with pytest.raises(ArgumentError, match="begins with its payload"):
+            objects_in(mixed + end, kind)
     assert objects_in(part % (b"payload", b"2") + part % (b"metadata", b"1") + end, kind) == [(b"1", b"2")]
     for bad in (b"", end, part % (b"metadata", b"1"), b"--a b\r\nno blank line\r\n" + end, several[:-5] + end[:-4]):
         with pytest.raises(ArgumentError):
