@@ -49,7 +49,7 @@ from .gate import Receive, Scope, Send, headers_of
 from .guests import Guest, Guests, NobodyError
 from .handlers import ApiRequest, RequestHandlers
 from .listing import OPERATIONS
-from .operations import CLOUDEVENT, JSON, MULTIPART, CharsetError, Operation, OperationTable, objects_in, read
+from .operations import CLOUDEVENT, JSON, MULTIPART, CodingError, Operation, OperationTable, objects_in, read
 from .replies import PART, GoneError, RefusedError, Reply, problem_reply
 from .server import HttpServer, InTime
 
@@ -244,6 +244,7 @@ class Gateway(HttpServer):
         """Objects, a struct, or None; `taken` counts its bytes, which are given back with the answer."""
         if operation.body is None:
             return None
+        _check_codings(headers)
         is_raw = operation.body == MULTIPART or (operation.body == CLOUDEVENT and not is_structured(headers))
         most = BODY_MOST if is_raw else JSON_MOST
         said = headers.get("content-length", "0")
@@ -267,7 +268,7 @@ class Gateway(HttpServer):
         if operation.body == MULTIPART:
             try:
                 return objects_in(whole, kind)
-            except CharsetError as exc:
+            except CodingError as exc:
                 raise RefusedError(415, exc.error, title="Unsupported media type") from exc
         if operation.body == CLOUDEVENT:
             try:
@@ -308,3 +309,14 @@ class Gateway(HttpServer):
                 log.warning("the gateway could not close idle connections: %s", exc)
             except Exception:
                 log.exception("the gateway could not close idle connections")
+
+
+def _check_codings(headers: Mapping[str, str]) -> None:
+    """Raises RefusedError where a body is not to be read as it is (RFC 9110, section 8.4; RFC 9112, section 6.1)."""
+    content, transfer = headers.get("content-encoding", "identity"), headers.get("transfer-encoding", "chunked")
+    if content.strip().lower() != "identity":
+        error = CodingError("Content-Encoding", content, "Send the body as it is").error
+        raise RefusedError(415, error, (("accept-encoding", "identity"),), title="Unsupported media type")
+    if transfer.strip().lower() != "chunked":
+        error = CodingError("Transfer-Encoding", transfer, "Send the body in chunks alone, or with its length").error
+        raise RefusedError(501, error, title="Not implemented")

@@ -239,13 +239,12 @@ def read(operation: Operation, path: Mapping[str, str], query: str, headers: Map
     return found
 
 
-class CharsetError(Exception):
-    """A charset that the gateway does not read: 415, not 400."""
+class CodingError(Exception):
+    """A charset or coding of content that the gateway does not read: 415, not 400."""
 
-    def __init__(self, charset: str) -> None:
-        super().__init__(charset)
-        what, how = f"charset {charset} is not supported", "Send the document in UTF-8"
-        self.error = ArgumentError(what, hint=how, argument="charset")
+    def __init__(self, name: str, given: str, hint: str) -> None:
+        super().__init__(given)
+        self.error = ArgumentError(f"{name} {given[:60]} is not supported", hint=hint, argument=name)
 
 
 _BOUNDARY: Final = re.compile(r'boundary=(?:"([^"]{1,70})"|([^\s;,"]{1,70}))', re.IGNORECASE)
@@ -254,6 +253,8 @@ _CHARSETS: Final = re.compile(r"utf-?8|utf-16(le|be)?|(us-)?ascii|iso-8859-\d{1,
 _DECLARED: Final = re.compile(rb"""<\?xml\s[^>]*?encoding\s*=\s*["']([A-Za-z][A-Za-z0-9._-]{0,39})["']""")
 _KIND: Final = re.compile(rb"^content-type:([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
 _NAME: Final = re.compile(rb'^content-disposition:[^\r\n]*?[;\s]name="([^"\r\n]*)"', re.IGNORECASE | re.MULTILINE)
+_CODING: Final = re.compile(rb"^content-transfer-encoding:([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
+_AS_IT_IS: Final = (b"7bit", b"8bit", b"binary")
 OBJECTS_MOST: Final = 1_000
 """In one request."""
 
@@ -261,7 +262,7 @@ OBJECTS_MOST: Final = 1_000
 def in_charset(body: bytes, kind: str) -> bytes:
     """An XML document in the charset that a Content-Type says, which counts more than what it declares itself, and less
     than a byte order mark (RFC 7303, section 3): in UTF-8, or as it is, if it declares that charset. Raises
-    MetadataError, CharsetError."""
+    MetadataError, CodingError."""
     said = _CHARSET.search(kind)
     if said is None or body.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")):
         return body
@@ -278,7 +279,7 @@ def in_charset(body: bytes, kind: str) -> bytes:
         ) from exc
     except LookupError:  # as iso-8859-99
         pass
-    raise CharsetError(said[2])
+    raise CodingError("charset", said[2], "Send the document in UTF-8")
 
 
 def objects_in(body: bytes, kind: str) -> list[tuple[bytes, bytes]]:
@@ -310,6 +311,8 @@ def objects_in(body: bytes, kind: str) -> list[tuple[bytes, bytes]]:
             raise ArgumentError(
                 f"part {number} is neither metadata nor payload", hint='Content-Disposition: form-data; name="metadata"'
             )
+        if (coded := _CODING.search(head)) and (coding := coded[1].strip()).lower() not in _AS_IT_IS:
+            raise CodingError("Content-Transfer-Encoding", coding.decode("latin-1"), "Send the part as it is")
         if name[1] == b"metadata":
             of = _KIND.search(head)
             objects.append((in_charset(data, of[1].decode("latin-1")) if of else data, None))
