@@ -215,7 +215,7 @@ def test_a_type_with_invariants_is_published_under_each_set_of_them(reached: Cal
     it = reached(archive=False)
     it.types.add(read_bundle(figures.schema), by="test")
     at = "/v1/types/mil.af.rl.jbi.Intel_Imagery/1.0/objects?wait=20"
-    stream = it.stream("/v1/types/Intel_Imagery/*/subscribe")
+    stream = it.stream("/v1/types/mil.af.rl.jbi.Intel_Imagery/*/subscribe")
     # When objects of two sets of invariant values come, in one request
     other = figures.metadata(publisher="999th")
     said = it.publish((figures.figure_1, b""), (other, b""), (figures.figure_1, b""), at=at)
