@@ -218,8 +218,8 @@ class Cause(enum.StrEnum):
     SUBSCRIBER_DEAD = "subscriber_dead"
     """The subscriber's lease expired while objects waited for it."""
     DELEGATE_DEAD = "delegate_dead"
-    """The delegate or peer publisher ended with objects. The number is known if their publishers continue elsewhere;
-    otherwise the count is 0, and perhaps none was lost."""
+    """The delegate or peer publisher ended with objects. The number is known if their publishers continue elsewhere,
+    and all their objects are wanted; otherwise the count is 0, and perhaps none was lost."""
     CANCELLED = "cancelled"
     """The subscription was cancelled while objects waited for it."""
     SEQUENCE_GAP = "sequence_gap"

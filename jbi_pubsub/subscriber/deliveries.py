@@ -155,7 +155,7 @@ class DeliveryReader:
         self._hand_on(arrived)
         cause = Cause.OVERSIZE if isinstance(why, OversizeError) else Cause.STORAGE
         flow.came(1)
-        flow.subscription.lose(cause, 1, f"object {obj.object_id}: {why}")
+        flow.subscription.lose(cause, 1, f"object {obj.object_id}: {why}", flow.consume)
         flow.drop([obj])
 
     def _take_end(self, number: int, arrived: Arrivals) -> None:
@@ -194,12 +194,12 @@ class DeliveryReader:
             looked = self._signatures.look(objects, of.terms.filter_digests, takes_shapes=of.terms.takes_shapes)
             good = looked.objects
             if looked.dropped:
-                of.lose(Cause.BAD_SIGNATURE, looked.dropped, looked.why)
+                of.lose(Cause.BAD_SIGNATURE, looked.dropped, looked.why, flow.consume)
         if of.fitness is not None:
             fit = of.fitness.look(good)
             good = fit.objects
             if fit.dropped:
-                of.lose(Cause.INVALID, fit.dropped, fit.why)
+                of.lose(Cause.INVALID, fit.dropped, fit.why, flow.consume)
         if good:
             flow.hand_on(good)
         if len(good) < len(objects):  # behind the others: what is told as taken is told in order

@@ -105,6 +105,8 @@ class ArrivalOrder:
         """Sources from which registrations have moved, and whose session has not ended."""
         self.missing: tuple[Consumer | None, int] = (None, 0)
         """Objects that never came to a source, which has just told so: their numbers are before that of the next."""
+        self.told: dict[Consumer, int] = {}
+        """Losses that a source has told by number, of whose numbers nothing behind has come yet."""
 
     def open(self, source: Consumer) -> None:
         """The subscription stands at a source from now on. One that was started again hears all that its network still
@@ -134,6 +136,21 @@ class ArrivalOrder:
             self._moved.add(before)
         return gap
 
+    def lose(self, source: Consumer, count: int, *, is_gap: bool) -> None:
+        """A source tells that so many objects are lost; `is_gap`: they never came to it."""
+        if count:
+            self.told[source] = self.told.get(source, 0) + count
+        if is_gap:
+            before, missing = self.missing
+            self.missing = source, count + (missing if before == source else 0)
+
+    def pass_over(self, source: Consumer, numbers: int) -> int:
+        """So many numbers of a registration do not come from there: they are among those told. How many others are."""
+        left = self.told.pop(source, 0) - numbers
+        if left > 0:
+            self.told[source] = left
+        return max(left, 0)
+
     def may_lack(self, source: Consumer, matched: Iterable[str]) -> bool:
         """Whether there may have been something that has not come, and was not told: of a registration whose objects
         came from there last, or never came, of those that are `matched`."""
@@ -145,6 +162,7 @@ class ArrivalOrder:
         """Expect nothing more from there: what was lost there is told, or about to be."""
         self._moved.discard(source)
         self._turns.pop(source, None)
+        self.told.pop(source, None)
         for progress in self._registrations.values():
             if progress.source == source:
                 progress.source = None
@@ -379,6 +397,7 @@ class LocalSubscription:
         registration, progress = "", None
         told: list[tuple[Cause, int, str]] = []
         with self.queue.changed:
+            lost = self.order.told.get(consumed, 0)
             if self.queue.is_closed:
                 dropped, objects = len(objects), ()
             for obj in objects:
@@ -388,6 +407,8 @@ class LocalSubscription:
                     progress = self.order.of(registration, consumed)
                 sequence = platform.sequence
                 if sequence > progress.last:
+                    if lost and progress.last and progress.source == consumed and not platform.via:
+                        lost = self.order.pass_over(consumed, sequence - progress.last - 1)
                     if consumed is not progress.source or not progress.last:
                         told += self._begin(progress, obj, consumed)
                     progress.last = sequence
@@ -412,24 +433,26 @@ class LocalSubscription:
     ) -> list[tuple[Cause, int, str]]:
         """Under the lock: begin with the first object of a registration from there; losses that are told before it:
         what the delegate before had, and has not given. Their number is known where all objects are wanted."""
-        last = progress.last
+        last, before = progress.last, progress.source
         gap = self.order.begin(progress, obj.platform.sequence, consumed)
         request = self.request
         chooses = request.predicate or request.suppress_empty or request.qos != Wish() or self.fitness is not None
         chooses = chooses or bool(obj.platform.via)  # a bridge may leave objects out
         (source, missing), self.order.missing = self.order.missing, (None, 0)
         if source == consumed and not chooses:  # where it chooses, these may be another registration's
+            missing = min(gap, missing)
             gap -= missing
-        if gap <= 0:
+            self.order.pass_over(consumed, missing)
+        if not gap:
             return []
-        progress.is_counted = not (chooses or self.is_narrowed or self.losses.by_cause)
-        span = f"numbers {last + 1} to {obj.platform.sequence - 1} of registration {obj.platform.registration}"
-        loss = (
-            Cause.DELEGATE_DEAD,
-            gap if progress.is_counted else 0,
-            f"{span} have not come from the delegate that it had before"
-            + ("" if progress.is_counted else f"; {gap} at most, perhaps none"),
-        )
+        is_told = before in self.order.told or consumed in self.order.told  # some of these, perhaps
+        progress.is_counted = not (chooses or self.is_narrowed or is_told)
+        registration = f"registration {obj.platform.registration}"
+        detail = f"numbers {last + 1} to {obj.platform.sequence - 1} of {registration} have not come"
+        detail += " from the delegate that it had before"
+        if not progress.is_counted:
+            detail += f"; {gap} at most, perhaps none"
+        loss = Cause.DELEGATE_DEAD, gap if progress.is_counted else 0, detail
         self.losses.note(*loss)
         return [loss]
 
@@ -446,10 +469,9 @@ class LocalSubscription:
 
     def lose(self, cause: Cause, count: int, detail: str = "", source: Consumer | None = None) -> None:
         """Note a loss: see `LossAccount`. `source`: the one that tells it."""
-        if cause is Cause.SEQUENCE_GAP:
-            with self.queue.changed:
-                before, missing = self.order.missing
-                self.order.missing = source, count + (missing if before == source else 0)
+        with self.queue.changed:
+            if source is not None and not self.queue.is_closed:
+                self.order.lose(source, count, is_gap=cause is Cause.SEQUENCE_GAP)
         self.losses.add(cause, count, detail)
 
     def qos_changed(self, granted: GrantedQos) -> None:

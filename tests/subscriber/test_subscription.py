@@ -232,8 +232,107 @@ def test_what_the_successor_of_a_killed_delegate_tells_is_not_told_twice(
     # When its successor tells that objects behind it were lost at their publisher, and gives the next one
     subscription.lose(Cause.SEQUENCE_GAP, told, source=successor.consumed)
     subscription.add([_object(5), _object(6)], successor.consumed)
-    # Expect the others alone to be lost with the delegate, number unknown
+    # Expect the others alone to be lost with the delegate
     assert subscription.losses.by_cause == losses
+
+
+def test_each_registration_of_a_killed_delegate_is_told_its_own_number(subscription: LocalSubscription) -> None:
+    # Given two registrations at a delegate, which has told of objects that its queue had no room for, before the next
+    killed, successor = Delegate(), Delegate()
+    subscription.add([_object(1, "a"), _object(1, "b")], killed.consumed)
+    subscription.lose(Cause.QUEUE_OVERFLOW, 2, source=killed.consumed)
+    subscription.add([_object(4, "a")], killed.consumed)
+    # When it is killed, and both go on elsewhere
+    subscription.add([_object(8, "a"), _object(6, "b")], successor.consumed)
+    # Expect the number of each to be known
+    assert _taken(subscription) == [1, 1, 4, 8, 6]
+    assert subscription.losses.by_cause == {"queue_overflow": 2, "delegate_dead": 3 + 4}
+
+
+@pytest.mark.parametrize("teller", ["killed", "successor"])
+def test_what_is_told_already_of_a_killed_delegate_is_not_counted_again(
+    teller: str, eventually: Callable[..., Any]
+) -> None:
+    # Given a registration at a delegate that is killed
+    listener, delegates = _Told(), {"killed": Delegate(), "successor": Delegate()}
+    subscription = _subscription(listener)
+    subscription.add([_object(1, "r")], delegates["killed"].consumed)
+    eventually(lambda: listener.told == [1])
+    # When it or its successor has told of losses, before any object behind them, and the registration goes on
+    subscription.lose(Cause.QUEUE_OVERFLOW, 2, source=delegates[teller].consumed)
+    subscription.add([_object(5, "r")], delegates["successor"].consumed)
+    # Expect these not to be told once more: there are three, of which it may be that only one is new
+    overflow, dead = ("queue_overflow", 2, ""), ("delegate_dead", 0, "3 at most, perhaps none")
+    eventually(lambda: listener.told == [1, overflow, dead, 5], what=lambda: listener.told)
+    subscription.queue.close()
+
+
+class _LossyDelegate:
+    """Delegate with a queue of three objects: the newest or the oldest makes way, which is told before what waits."""
+
+    def __init__(self, subscription: LocalSubscription) -> None:
+        self._subscription = subscription
+        self._waiting: list[tuple[str, int]] = []
+        self._untold = 0
+
+    def consumed(self, count: int) -> None:
+        pass
+
+    def take(self, registration: str, number: int, *, keeps_oldest: bool) -> None:
+        """A publisher has published that object."""
+        self._waiting.append((registration, number))
+        if len(self._waiting) > 3:
+            self._waiting.pop(-1 if keeps_oldest else 0)
+            self._untold += 1
+
+    def deliver(self, count: int) -> None:
+        """Tell what is lost, then deliver so many."""
+        if self._untold and count:
+            self._subscription.lose(Cause.QUEUE_OVERFLOW, self._untold, source=self.consumed)
+            self._untold = 0
+        if going := self._waiting[:count]:
+            del self._waiting[:count]
+            self._subscription.add([_object(number, registration) for registration, number in going], self.consumed)
+
+
+@settings(derandomize=True, deadline=None, max_examples=examples(300))
+@given(
+    st.lists(
+        st.one_of(st.sampled_from("abABabAB"), st.integers(0, 3), st.just("killed")), min_size=1, max_size=60
+    )
+)  # fmt: skip
+def test_what_is_had_and_what_is_told_make_up_what_was_published(happens: list[str | int]) -> None:
+    # Given publishers of two registrations, a delegate that loses some, and one that follows whenever it is killed
+    told: list[LossNotice] = []
+    subscription = _subscription()
+    subscription.queue.tell = told.append  # type: ignore[method-assign, assignment]
+    delegate, published = _LossyDelegate(subscription), {"a": 0, "b": 0}
+
+    def publish(registration: str, *, keeps_oldest: bool) -> None:
+        published[registration] += 1
+        delegate.take(registration, published[registration], keeps_oldest=keeps_oldest)
+
+    for begun in "ab":
+        publish(begun, keeps_oldest=True)
+    delegate.deliver(2)
+    # When all that happens in any order, and an object of each comes in the end
+    for event in happens:
+        if event == "killed":
+            delegate = _LossyDelegate(subscription)
+        elif isinstance(event, int):
+            delegate.deliver(event)
+        else:
+            publish(event.lower(), keeps_oldest=event.islower())
+    for ended in "ab":
+        delegate.deliver(3)
+        publish(ended, keeps_oldest=False)
+    delegate.deliver(3)
+    # Expect no object to be counted twice, and none to be missing that is not told
+    lacking = sum(published.values()) - len(subscription.queue.drain())
+    counted = sum(notice.count for notice in told)
+    at_most = sum(int(notice.detail.split("; ")[1].split()[0]) for notice in told if not notice.count)
+    assert counted <= lacking <= counted + at_most
+    subscription.queue.close()
 
 
 @pytest.mark.parametrize("cause", list(Cause))
