@@ -91,11 +91,16 @@ def check_type_name(name: str | None, version: str | None = None) -> None:
             raise ConfigurationError(f"{what} is {text[:80]!r}", hint="It has no space at its ends")
 
 
+TIMES: Final = 10**15
+"""Numbers of objects from here on are times, in microseconds: a bridge gives them to what comes from where there are no
+numbers. Those between two of them are nobody's."""
+
+
 class Platform(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """Part that the platform adds to an object. `published` is seconds since the epoch at the publisher.
 
-    `sequence` counts the objects of one registration from 1 without gaps; `hops` and `via` are for relays and
-    bridges, 0 and () when the object comes straight from its publisher.
+    `sequence` counts the objects of one registration from 1 without gaps, or is a time (TIMES); `hops` and `via` are
+    for relays and bridges, 0 and () when the object comes straight from its publisher.
 
     `verified` is the name in the certificate of whoever signed the object, if that was looked at here and holds
     (docs/signatures.md), else "". It never comes from elsewhere. `signature` is the publisher's, `seal` a delegate's

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.errors import JbiError
-from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice
+from jbi_pubsub.core.info_object import TIMES, Cause, InfoObject, LossNotice
 from jbi_pubsub.core.quality import GrantedQos, Wish
 from jbi_pubsub.core.signing import filter_digest
 from jbi_pubsub.protocol.replies import SubscribeReply
@@ -450,7 +450,9 @@ class LocalSubscription:
         registration = f"registration {obj.platform.registration}"
         detail = f"numbers {last + 1} to {obj.platform.sequence - 1} of {registration} have not come"
         detail += " from the delegate that it had before"
-        if not progress.is_counted:
+        if obj.platform.sequence >= TIMES:
+            detail = f"{registration} goes on at another delegate; how many is not known, perhaps none"
+        elif not progress.is_counted:
             detail += f"; {gap} at most, perhaps none"
         loss = Cause.DELEGATE_DEAD, gap if progress.is_counted else 0, detail
         self.losses.note(*loss)

@@ -204,6 +204,20 @@ def test_what_a_stopped_delegate_had_is_told_before_the_first_object_of_its_succ
     subscription.queue.close()
 
 
+def test_of_objects_that_are_numbered_by_time_no_number_is_told(eventually: Callable[..., Any]) -> None:
+    # Given a subscription that has messages of a broker, numbered by the microsecond, from a delegate that was killed
+    listener, killed, successor, now = _Told(), Delegate(), Delegate(), 1_796_027_269_855_058
+    subscription = _subscription(listener)
+    subscription.add([_object(now, "r", ("broker",))], killed.consumed)
+    eventually(lambda: listener.told == [now])
+    # When the next ones come from its successor, seconds later
+    subscription.add([_object(now + 7_467_610, "r", ("broker",))], successor.consumed)
+    # Expect it to be told that some may be lost, without a number that is none
+    told = ("delegate_dead", 0, "how many is not known, perhaps none")
+    eventually(lambda: listener.told == [now, told, now + 7_467_610], what=lambda: listener.told)
+    subscription.queue.close()
+
+
 def test_of_a_delegate_that_has_told_what_was_lost_nothing_is_missing(subscription: LocalSubscription) -> None:
     # Given a delegate that has stopped in order, behind an object of which it has told that it is lost
     stopped = Delegate()
