@@ -94,7 +94,7 @@ class _Query(Predicates, _QueryType, JsonArguments):
 @command(None, _Query)
 def query(given: _Query) -> None:
     """Show archived objects of a type, by the predicates of subscriptions and with the same results. Exit code 1 if an
-    archive did not answer.
+    archive did not answer, or objects have no valid signature.
 
     \b
     jbi query --type Intel_Imagery --since 2h

@@ -47,8 +47,8 @@ class _ArchiveExport(ObjectSelection, RestingArchive, JsonArguments):
 @command(None, _ArchiveExport)
 def export(given: _ArchiveExport) -> int:
     """Write archived objects to a file: JSON lines (.jsonl; - for stdout) or Parquet (.parquet). `jbi study import`
-    reads both, and `jbi archive import` restores the objects. Exit code 1 if an archive did not answer, or payloads are
-    left out because they are too large.
+    reads both, and `jbi archive import` restores the objects. Exit code 1 if an archive did not answer, objects
+    have no valid signature, or payloads are left out because they are too large.
 
     \b
     jbi archive export all.parquet

@@ -225,7 +225,7 @@ class ArchiveQueries:
         if not found and opened.partial:
             raise WireError(
                 f"whether an archive has object {object_id} is not known: {'; '.join(opened.partial)}",
-                hint="Try again when all of them answer",
+                hint="Try again when they answer with all that they have",
             )
         if not found:
             raise UnknownUidError(f"no archive has object {object_id}", hint="It was not kept, or given up")

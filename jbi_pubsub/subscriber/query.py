@@ -203,8 +203,8 @@ class Query:
     @property
     def partial(self) -> tuple[str, ...]:
         """The archives (addresses) that have not answered to the end, are damaged, or are listed where another one
-        answers now, each with the reason: some of their results are missing, all or those from there on. And how many
-        results the listener has not taken."""
+        answers now, each with the reason: some of their results are missing, all or those from there on. Those of which
+        results had no valid signature, with their number. And how many results the listener has not taken."""
         failed = (f"the listener has not taken {self._calls.given_up} of the results",) if self._calls.given_up else ()
         return (*named([part.answer for part in self._results.parts]), *failed)
 

@@ -18,7 +18,7 @@ from jbi_pubsub.core.errors import (
     WireTimeoutError,
 )
 from jbi_pubsub.core.history import Progress
-from jbi_pubsub.core.info_object import InfoObject
+from jbi_pubsub.core.info_object import Cause, InfoObject
 from jbi_pubsub.protocol.replies import QueryEnd, QueryOpened
 from jbi_pubsub.protocol.requests import QueryRequest, SubscriptionRequest
 
@@ -141,8 +141,10 @@ class QueryPart(LocalSubscription):
             return ArchiveAnswer(self.address, frozenset())
         told = self.opened.incarnations if self.opened is not None else ()
         why = self.error.message if self.error is not None else ""
-        lacks = self.ended.error if self.ended is not None and self.ended.state == "finished" else ""
-        return ArchiveAnswer(self.address, self.place.listed, told, why, lacks)
+        lacks = [self.ended.error] if self.ended is not None and self.ended.state == "finished" else []
+        if bad := self.losses.by_cause[Cause.BAD_SIGNATURE]:
+            lacks.append(f"objects without a valid signature: {bad}")
+        return ArchiveAnswer(self.address, self.place.listed, told, why, "; ".join(filter(None, lacks)))
 
     def pop(self) -> tuple[InfoObject, Consumer] | None:
         """The first result that waits, without waiting."""

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 import pytest
-from certificates import DAY, Authority
+from certificates import DAY
 
-from jbi_pubsub import Config
 from jbi_pubsub.core.config import LinkSection, TlsSection
 from jbi_pubsub.core.errors import ConfigurationError, JbiError, SignatureError, WireError
 from jbi_pubsub.core.info_object import InfoObject, LargeObject, LossNotice, Parcel, pack
@@ -24,44 +22,12 @@ from jbi_pubsub.pad.server.server import DisseminationServer
 from jbi_pubsub.protocol.entries import SigningKeyEntry
 from jbi_pubsub.subscriber import signed
 from jbi_pubsub.trust.signature import CertificateSigner
+from tests.trust.conftest import Party
 
 pytestmark = pytest.mark.processes
 
 TRACKS = b"<tracks><track><lat>33.34</lat></track><track><lat>40.0</lat></track></tracks>"
 WEST = "//track[lat<35]"
-
-
-class Party:
-    """A federation under one authority, and the identities in it."""
-
-    def __init__(self, folder: Path, fixtures: Any, stack: ExitStack) -> None:
-        self.authority = Authority(folder)
-        server = self.authority.issue("server.example")
-        self.federation = fixtures.Federation(msgspec.structs.replace(fixtures.test_config(), tls=server), stack)
-        self._number = 0
-
-    def config(self, name: str = "", **tls: Any) -> Config:
-        """Of somebody of that name, by default the delegate's."""
-        section = self.authority.issue(name, number=1) if name else self.federation.config.tls
-        return msgspec.structs.replace(self.federation.config, tls=msgspec.structs.replace(section, **tls))
-
-    def pad(self, **tls: Any) -> DisseminationServer:
-        """A delegate (alpha, rome)."""
-        return self.federation.pad(config=self.config(**tls))
-
-    def light(self, **options: Any) -> Any:
-        """A publisher that signs, publisher.example."""
-        return self.federation.light(self.config("publisher.example", sign=True), **options)
-
-    def subscriber(self, verify: str = "require") -> Any:
-        """A subscriber, subscriber.example."""
-        return self.federation.subscriber(self.config("subscriber.example", verify=verify))
-
-
-@pytest.fixture
-def party(tmp_path: Path, fixtures: Any) -> Iterator[Party]:
-    with ExitStack() as stack:
-        yield Party(tmp_path, fixtures, stack)
 
 
 class Ear:
