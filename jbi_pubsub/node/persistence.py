@@ -30,7 +30,7 @@ from jbi_pubsub.core.node_sections import NodeSection
 from jbi_pubsub.core.ticker import Job
 from jbi_pubsub.network.datagram import DatagramKind, DatagramMode
 from jbi_pubsub.network.message import NodeMessage
-from jbi_pubsub.protocol.entries import InformationType, local_name
+from jbi_pubsub.protocol.entries import InformationType, SigningKeyEntry, local_name
 from jbi_pubsub.protocol.remote import RemoteAnswers
 from jbi_pubsub.protocol.requests import QueryRequest
 
@@ -223,7 +223,7 @@ class NodePersistence:
             described = InformationType(
                 name=body.type.name, version=body.type.version, local=local_name(body.type.name)
             )
-            self._keeping.begin(uid, (described.rep(), *body.entries))
+            self._keeping.begin(uid, (described.rep(), *body.entries, *SigningKeyEntry.reps(body.signing)))
             self._fetch_soon(uid)
         elif state is VolunteerState.SILENT:
             self._keeping.end(uid, time.monotonic() - self._unnoticed)

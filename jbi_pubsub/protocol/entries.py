@@ -97,6 +97,11 @@ class SigningKeyEntry(Entry):
             key=texts[0], anchor=texts[1], chain=" ".join(map(_base64, key.chain)), statement=texts[2], consent=texts[3]
         )
 
+    @classmethod
+    def reps(cls, key: SigningKey | None) -> tuple[EntryRep, ...]:
+        """The entry for a key, if there is one."""
+        return () if key is None else (cls.of(key).rep(),)
+
     def signing_key(self) -> SigningKey:
         """The key that it stands for. Raises EntryError; whether it holds is another question."""
         said = {

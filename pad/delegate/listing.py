@@ -82,7 +82,7 @@ class RegistrationListing:
 
     def item(self, uid: str, request: PublisherRequest, entries: Entries) -> ServiceItem:
         """Item that lookup services are told of a registration."""
-        key = () if request.signing is None else (SigningKeyEntry.of(request.signing).rep(),)
+        key = SigningKeyEntry.reps(request.signing)
         local = (LocalEntry().rep(),) if request.local else ()
         lasting = (ExpirationEntry(seconds=repr(request.expiration)).rep(),) if request.expiration else ()
         kept = (PersistentEntry().rep(),) if request.persist else ()

@@ -24,7 +24,7 @@ from jbi_pubsub.pad.matching.signatures import SignatureCheck
 from jbi_pubsub.pad.matching.topics import GHOSTS_MOST
 from jbi_pubsub.pad.model.type_repository import DelegateTypes
 from jbi_pubsub.protocol.conformity import InformationTypeGate
-from jbi_pubsub.protocol.entries import Origin
+from jbi_pubsub.protocol.entries import Origin, SigningKeyEntry
 from jbi_pubsub.protocol.ownership import check_publisher
 from jbi_pubsub.protocol.requests import PublisherRequest
 from jbi_pubsub.protocol.sending import check_sending
@@ -250,7 +250,7 @@ class Registrations:
         if not self.archive.is_kept(request.persist, type_, entries, is_relayed=request.origin is not None):
             return None
         origin = self._listing.origin(self._tables.connection(connection_id).name, request)
-        return self.archive.open(uid, type_, origin, entries)
+        return self.archive.open(uid, type_, origin, _kept(entries, request.signing))
 
     def keep_wanted(self) -> None:
         """Under the lock: what a durable subscription waits for is archived from now on, unless its publisher does not
@@ -260,7 +260,8 @@ class Registrations:
         spare = [r for r in self._tables.registrations.values() if not r.persist and r.terms.persist is None]
         wanted = [each for each in spare if self.archive.is_wanted(each.topic.entries)]
         if wanted:
-            self.archive.open_all([(r.uid, r.topic.type, r.judgement.origin, r.topic.entries) for r in wanted])
+            whole = [(r.uid, r.topic.type, r.judgement.origin, _kept(r.topic.entries, r.terms.signing)) for r in wanted]
+            self.archive.open_all(whole)
         for each in wanted:
             each.archived = self.archive.keeping.last_sequence(each.uid)
 
@@ -305,10 +306,11 @@ class Registrations:
             del self._relayed_before[next(iter(self._relayed_before))]
 
     def signing_key(self, uid: str) -> SigningKey | None:
-        """Key of the objects of a registration that is here, or was."""
+        """Key of the objects of a registration that is here, or was, or is archived. Raises StorageError."""
         with self._tables.lock:
             registration = self._tables.registrations.get(uid)
-            return registration.terms.signing if registration is not None else self._former_keys.get(uid)
+            known = registration.terms.signing if registration is not None else self._former_keys.get(uid)
+        return known if known is not None or self.archive is None else self.archive.signing_key(uid)
 
     def balance(self) -> None:
         """With quality of service: predicates are partitioned by importance where they cost much, and follow the
@@ -335,3 +337,8 @@ class Registrations:
                 topic.announced, topic.told = self._tables.clock(), max(topic.told, told)
                 if not topic.unannounced:
                     self._tables.buffers.announced(topic.buffer, topic.announced)
+
+
+def _kept(entries: Entries, signing: SigningKey | None) -> Entries:
+    """Entries of a registration as they are archived: with what its objects are verified by."""
+    return (*entries, *SigningKeyEntry.reps(signing))

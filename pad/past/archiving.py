@@ -28,6 +28,7 @@ from jbi_pubsub.core.combined import Provenance
 from jbi_pubsub.core.errors import EntryError, JbiError, OversizeError, ProtocolError, StorageError
 from jbi_pubsub.core.history import HistoryQuery, KeepRule, QueryResult, Scope, Source, TakenIn
 from jbi_pubsub.core.info_object import Parcel, TypeName
+from jbi_pubsub.core.signing import SigningKey
 from jbi_pubsub.core.spool import COST_LEAST, MEMORY_BYTES
 from jbi_pubsub.core.values import decoder_of
 from jbi_pubsub.lookup.entry import EntryRep, check_rep
@@ -37,7 +38,7 @@ from jbi_pubsub.pad.past.blobs import LargePayloads
 from jbi_pubsub.pad.past.store_protocol import Keeping, looks
 from jbi_pubsub.pad.past.syncs import Synced, SyncQueue
 from jbi_pubsub.protocol.conformity import InformationTypeGate
-from jbi_pubsub.protocol.entries import ArchiveEntry, InformationType, ProvenanceEntry, local_name
+from jbi_pubsub.protocol.entries import ArchiveEntry, InformationType, ProvenanceEntry, SigningKeyEntry, local_name
 from jbi_pubsub.protocol.status.archive import ArchiveStatus, StorageStatus
 
 log = logging.getLogger("jbi_pubsub.pad")
@@ -76,6 +77,8 @@ class Archiving:
         self.refused = 0
         """Objects that were not kept, or not on disk."""
         self._types = {source.type.name for source in keeping.sources()}
+        self._described: Mapping[str, bytes] = {}
+        """Entries of registrations, as they were when they were looked at."""
         self.is_wanted: Callable[[Entries], bool] = lambda _: False
         """Whether a durable subscription waits for a registration of those entries."""
         self._beside = beside
@@ -123,10 +126,19 @@ class Archiving:
     def open_all(self, registrations: Sequence[tuple[str, TypeName, Provenance | None, Entries]]) -> None:
         """These (id, type, provenance, entries) are to be kept: one write, however many. Raises StorageError."""
         self.keeping.register(*(_source(*registration) for registration in registrations))
+        self._described = {}
         types = {type_.name for _, type_, _, _ in registrations}
         if not types <= self._types:
             self._types |= types
             self.appeared()
+
+    def signing_key(self, uid: str) -> SigningKey | None:
+        """Key that the objects of a registration that is kept are signed with; None: none, or not known. Raises
+        StorageError."""
+        described = self._described
+        if uid not in described:
+            self._described = described = {source.uid: source.entries for source in self.keeping.sources()}
+        return _signing_key(described[uid]) if uid in described else None
 
     def entry(self) -> EntryRep:
         """The entry by which lookup services are told of it."""
@@ -365,6 +377,14 @@ def _told(entries: bytes) -> Provenance:
         told.owner or "",
         told.relayed is not None,
     )
+
+
+def _signing_key(entries: bytes) -> SigningKey | None:
+    rep = next((each for each in entries_of(entries) if each.cls.name == SigningKeyEntry.entry_name), None)
+    try:
+        return SigningKeyEntry.from_rep(rep).signing_key() if rep is not None else None
+    except EntryError:  # of another version, or of a file
+        return None
 
 
 @lru_cache(maxsize=4_096)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from jbi_pubsub.cli.app import run
 from jbi_pubsub.core.errors import WireError
 from jbi_pubsub.subscriber import Query
 from tests.trust.conftest import Party
@@ -54,3 +55,36 @@ def test_a_query_says_how_many_objects_it_has_dropped_for_their_signatures(
     query = party.subscriber("warn").open_query(TYPE)
     assert signers(query) == {signed: "publisher.example", plain: ""}
     assert query.partial == ()
+
+
+def test_what_is_archived_is_verified_after_a_restart_of_its_delegate(
+    party: Party, figures: Any, tmp_path: Path
+) -> None:
+    # Given a signed object in an archive, whose publisher has left, and whose delegate is started again
+    pad = party.pad(tmp_path / "kept")
+    object_id = published(party, figures)
+    pad.stop()
+    party.pad(tmp_path / "kept")
+    subscriber = party.subscriber()
+    # Expect it to be verified by queries
+    query = subscriber.open_query(TYPE)
+    assert (signers(query), query.partial) == ({object_id: "publisher.example"}, ())
+    # and by a subscription to the past
+    uid = subscriber.register_subscriber(type_name=TYPE, start="all")
+    obj = subscriber.receive(uid, 30.0)
+    assert obj is not None
+    assert (obj.object_id, obj.platform.verified) == (object_id, "publisher.example")
+
+
+def test_an_export_carries_what_objects_are_verified_by(party: Party, figures: Any, tmp_path: Path) -> None:
+    # Given a file of an archive at rest with a signed object
+    pad = party.pad(tmp_path / "kept")
+    object_id = published(party, figures)
+    pad.stop()
+    file = tmp_path / "all.jsonl"
+    assert run(["archive", "export", str(file), "--folder", str(tmp_path / "kept")]) == 0
+    # When another archive imports it, and is opened by a delegate
+    assert run(["archive", "import", str(file), "--folder", str(tmp_path / "other")]) == 0
+    party.pad(tmp_path / "other")
+    # Expect it to be verified there
+    assert signers(party.subscriber().open_query(TYPE)) == {object_id: "publisher.example"}
