@@ -13,7 +13,6 @@ import contextlib
 import errno
 import logging
 import socket
-import ssl
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -64,11 +63,13 @@ class HttpServer:
         """`ended` is called when the server has ended although nobody has stopped it, which is logged; `section` is
         that of the configuration.
 
-        Raises ConfigurationError beyond loopback without [tls], PortInUseError.
+        Raises ConfigurationError beyond loopback without [tls], or with a certificate that is no good; PortInUseError.
         """
         security = config.security()
         Security(security.tls).check(host, or_else="leave it on loopback and come by ssh -L")  # --insecure: not here
         self._tls = security.tls
+        if self._tls:
+            self._tls.check_dates()
         self._socket = _bound(host, port, section)
         self.host, self.port = host, int(self._socket.getsockname()[1])
         self._ended = ended
@@ -104,7 +105,7 @@ class HttpServer:
             http=partial(self.protocol, self.connections),  # type: ignore[arg-type]  # it is called, as a class is
             h11_max_incomplete_event_size=HEAD_MOST, ws_max_size=MESSAGE_MOST,
             timeout_graceful_shutdown=int(STOP_SECONDS) - 1,
-            ssl_context_factory=self._context if self._tls else None, **self.settings,
+            ssl_context_factory=(lambda *_: tls.site_context()) if (tls := self._tls) else None, **self.settings,
         )  # fmt: skip
         self._server = uvicorn.Server(settings)
         self._thread.start()
@@ -132,12 +133,6 @@ class HttpServer:
         if not self._server.should_exit or not self._server.started:
             log.error("the web server at %s has ended", self.address)
             self._ended()
-
-    def _context(self, *_: object) -> ssl.SSLContext:
-        assert self._tls is not None
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.load_cert_chain(self._tls.certificate, self._tls.key)
-        return context
 
 
 class WebServer(HttpServer):

@@ -69,6 +69,7 @@ class _Loaded(NamedTuple):
     facts: Facts
     server: ssl.SSLContext
     client: ssl.SSLContext
+    site: ssl.SSLContext
 
 
 def ends_soon(not_before: float, not_after: float, now: float) -> bool:
@@ -109,6 +110,11 @@ class FileCredentials:
         """For connecting, as the files are now."""
         self.look()
         return self._files.value.client
+
+    def site(self) -> ssl.SSLContext:
+        """For listening to browsers, which are asked for no certificate, as the files are now."""
+        self.look()
+        return self._files.value.site
 
     @property
     def facts(self) -> Facts:
@@ -191,18 +197,21 @@ class FileCredentials:
         server.num_tickets = 0  # TLS 1.3 tickets make a fresh socket readable although no request came
         client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         client.check_hostname = False  # OpenSSL knows neither pins nor several names
-        for context in (server, client):
+        site = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        for context in (server, client, site):
             self.fill(context)
             if {a.issuer_name for a in facts.authorities} <= {each.issuer_name for each in facts.revocations}:
                 context.verify_flags |= ssl.VERIFY_CRL_CHECK_CHAIN  # which takes nobody where a list is missing
-        return _Loaded(facts, server, client)
+        return _Loaded(facts, server, client, site)
 
     def fill(self, context: ssl.SSLContext) -> None:
-        """Our certificate and key, and whom we believe. Raises ConfigurationError."""
+        """Our certificate and key, and whom we believe if it asks for certificates. Raises ConfigurationError."""
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.options |= ssl.OP_NO_RENEGOTIATION  # of TLS 1.2: who it is was found out when it began
         try:
             context.load_cert_chain(self._certificate, self._key, password=self._refuse_password)
+            if context.verify_mode == ssl.CERT_NONE:
+                return
             context.load_verify_locations(self._ca)
             if self._revoked is not None:
                 context.load_verify_locations(self._revoked)

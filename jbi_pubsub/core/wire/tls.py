@@ -72,6 +72,17 @@ class TlsIdentity:
         `check_server` says. Raises ConfigurationError."""
         return self._credentials().client()
 
+    def site_context(self) -> ssl.SSLContext:
+        """For a server of browsers, as the files are now: it shows our certificate and asks for none. New connections
+        of it have the files as they are then. Raises ConfigurationError."""
+        context = self._credentials().site()
+        context.sni_callback = self._show_latest
+        return context
+
+    def _show_latest(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        """Called for each connection that begins, also for one that names no server."""
+        connection.context = self._credentials().site()
+
     def fingerprint(self) -> str:
         """SHA-256 (hex) of the key of our certificate, as a ServiceRef carries it. From now on the key stays."""
         return self._credentials().serve()
