@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -12,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import certificates
 import pytest
 
 from jbi_pubsub.bridge.mqtt import MqttPlatform, MqttSide, MqttTopic
@@ -128,6 +130,43 @@ def side(tmp_path: Path) -> Iterator[Callable[..., tuple[Broker, MqttPlatform, H
     yield make
     for each in made:
         each.close()
+
+
+def test_a_connection_shows_the_certificate_that_is_there_when_it_begins(tmp_path: Path, eventually: Any) -> None:
+    # Given a broker that asks for certificates, and ends each connection when it has seen one
+    authority = certificates.Authority(tmp_path)
+    ours, theirs = authority.issue("localhost"), authority.issue("bridge", number=1)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=ours.ca)
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_cert_chain(ours.certificate, ours.key)
+    shown: list[str] = []
+
+    def serve(listener: socket.socket) -> None:
+        while True:
+            with suppress(OSError):
+                peer, _ = listener.accept()
+                with context.wrap_socket(peer, server_side=True) as line:
+                    shown.append((line.getpeercert() or {})["serialNumber"])
+            if listener.fileno() < 0:
+                return
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, args=[listener], daemon=True).start()
+        broker = f"localhost:{listener.getsockname()[1]}"
+        files = {"ca": ours.ca, "certificate": theirs.certificate, "key": theirs.key}
+        platform = MqttPlatform("field", MqttSide(broker, tls=True, **files), "b", folder=tmp_path)
+        try:
+            eventually(lambda: shown)
+            # When ours is renewed; Expect the next connection to show the new one
+            before = shown[-1]
+            authority.issue("bridge", number=1)
+            eventually(lambda: shown[-1] != before)
+            # When the file is damaged; Expect that to be said, and the certificate of before to be shown
+            Path(theirs.certificate).write_text("damaged")
+            eventually(lambda: "TLS to the broker" in platform.status()["trouble"])
+        finally:
+            platform.close()
+            listener.shutdown(socket.SHUT_RDWR)
 
 
 @pytest.mark.parametrize(

@@ -82,9 +82,15 @@ def test_a_renewed_certificate_is_shown_without_a_restart(
         assert renewed != before
         for name in ("127.0.0.1", "site"):
             eventually(lambda name=name: shown(server, certs, name) == renewed)
+        # When the files are of another key; Expect that certificate
+        issue(certs, "next", now=time.time())
+        for file in ("certificate.pem", "key.pem"):
+            (certs / "site" / file).write_bytes((certs / "next" / file).read_bytes())
+        eventually(lambda: shown(server, certs, "127.0.0.1") != renewed)
+        renewed = shown(server, certs, "next")
         # When the file is damaged; Expect that to be said, and the certificate to be shown still
         (certs / "site" / "certificate.pem").write_text("damaged")
-        eventually(lambda: shown(server, certs, "site") == renewed and "files stay in force" in caplog.text)
+        eventually(lambda: shown(server, certs, "next") == renewed and "files stay in force" in caplog.text)
     finally:
         server.stop()
 

@@ -30,8 +30,8 @@ from .side import (
     MqttTopic,
     address,
     check_side,
-    context,
     password,
+    speak_tls,
 )
 from .waiting import UNACKNOWLEDGED_MOST, WAITING_MOST, MqttArrival, MqttInbox, UnacknowledgedMessages
 
@@ -117,8 +117,7 @@ class MqttPlatform(PlainPlatform):
         client.reconnect_delay_set(1, int(AGAIN_MOST))
         if side.user:
             client.username_pw_set(side.user, password(side, folder))
-        if (secured := context(side, folder)) is not None:
-            client.tls_set_context(secured)
+        speak_tls(client, side, folder, self._tell)
         client.on_connect, client.on_disconnect = self._on_connect, self._on_disconnect
         client.on_connect_fail = self._on_connect_fail
         client.on_message, client.on_publish = self._on_message, self._on_publish

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
@@ -148,6 +148,22 @@ def context(side: MqttSide, folder: Path) -> ssl.SSLContext | None:
             f"TLS to the broker {side.broker}: {exc}", hint="ca, certificate and key are PEM files"
         ) from exc
     return context
+
+
+def speak_tls(client: Client, side: MqttSide, folder: Path, tell: Callable[[str], None]) -> None:
+    """Have each connection use the files as they are when it begins; `tell` is told why they can't be used: then it
+    uses those of before. Raises ConfigurationError."""
+    secured = context(side, folder)
+
+    def read_again(*_: object) -> None:
+        try:
+            client._ssl_context = context(side, folder)  # paho sets one once
+        except ConfigurationError as exc:
+            tell(f"the previous files stay in force: {exc.message}")
+
+    if secured is not None:
+        client.tls_set_context(secured)
+        client.on_pre_connect = read_again
 
 
 class HeardTopics:
