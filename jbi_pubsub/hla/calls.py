@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 
 from jbi_pubsub.core.access import ADMIN, AccessAdmin, AccessPolicy, Action, LoginCalls, Subject, demand
 from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.errors import AccessDeniedError
 from jbi_pubsub.core.guard import faults
 from jbi_pubsub.core.process import version
 from jbi_pubsub.core.wire import ServiceRef
@@ -100,6 +101,41 @@ def check_size(modules: Iterable[Module]) -> None:
         raise RtiInternalError(f"modules of more than {MODULES_BYTES:,} bytes", hint="Serve it with jbi hla serve")
 
 
+class FederateRights:
+    """Rights of a federate in a federation: those of the caller who has asked to join, as nobody logs in over the
+    session itself."""
+
+    def __init__(
+        self, caller: Caller, federation: str, modules: tuple[str, ...] = (), *, may_administer: bool = True
+    ) -> None:
+        """`modules`: names of those with which it joins. `may_administer`: False when who asks for another one says so
+        of it."""
+        self.caller = caller
+        self.federation = federation
+        self.modules = modules
+        self.may_administer = self._may_at_most = may_administer
+        """Whether it may administer the federation."""
+        self._version = -1
+        """Version of the rules that were asked last; -1: none."""
+
+    def ask(self, front: Front) -> None:
+        """Ask the rules of a server, unless they are those that were asked last. Raises AccessDeniedError when it may
+        not join, or stay."""
+        version = front.access.version
+        if version == self._version:
+            return
+        front.allow(self.caller, "connect", self.federation)
+        self.may_administer = self._may_at_most and self._administers(front)
+        self._version = version  # of before: what changes meanwhile is asked about again
+
+    def _administers(self, front: Front) -> bool:
+        try:
+            front.allow(self.caller, "administer", self.federation)
+        except AccessDeniedError:
+            return False
+        return True
+
+
 class Door(Protocol):
     """Where federates find a federation."""
 
@@ -113,7 +149,7 @@ class Door(Protocol):
         """End a federation. Raises RtiError."""
         ...
 
-    def open(self, name: str, modules: Sequence[Module], joining: Sequence[str] = ()) -> str:
+    def open(self, rights: FederateRights, modules: Sequence[Module], joining: Sequence[str] = ()) -> str:
         """A token for a session in which a federate joins, with modules that it brings. `joining`: with which
         arguments; when these would be refused, nothing of the modules is taken. Raises
         FederationExecutionDoesNotExist, ErrorReadingFom, InconsistentFom, RtiInternalError, and what a join raises."""
@@ -144,9 +180,10 @@ class Calls:
 
     @exported
     def join(self, caller: Caller, name: str, modules: list[Module], joining: list[str]) -> str:
-        self._door.front.allow(caller, "connect", name)
+        rights = FederateRights(caller, name, tuple(each.name for each in modules))
+        rights.ask(self._door.front)
         check_size(modules)
-        return self._door.open(name, modules, joining)
+        return self._door.open(rights, modules, joining)
 
     @exported
     def modules(self, caller: Caller, name: str) -> Layers:

@@ -33,7 +33,7 @@ from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.protocol.entries import RTI_TYPE
 
-from .calls import Calls, Front
+from .calls import Calls, FederateRights, Front
 from .exceptions import FederationExecutionDoesNotExist, RtiInternalError
 from .proxy import RTI, RTI_LINK_TYPE, Layers, Module, Rti, living
 from .sessions import received, sent
@@ -172,10 +172,10 @@ class RtiLink:
         """Raises RtiInternalError."""
         raise RtiInternalError(f"{name[:200]!r} can't be ended over a link", hint="Do it where its RTI is")
 
-    def open(self, name: str, modules: Sequence[Module], joining: Sequence[str] = ()) -> str:
+    def open(self, rights: FederateRights, modules: Sequence[Module], joining: Sequence[str] = ()) -> str:
         """A token for a session in which a federate joins, with modules that it brings. Raises what the RTI raises,
         FederationExecutionDoesNotExist."""
-        self._check(name)
+        self._check(rights.federation)
         return self._tokens.issue(self.ask("join", str, self._federation, modules, joining))
 
     def modules(self, name: str) -> Layers:

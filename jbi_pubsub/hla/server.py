@@ -13,17 +13,15 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 from uuid import uuid4
 
 from jbi_pubsub.core.access import AccessPolicy, AllowAll
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import AccessDeniedError, LookupNotFoundError, StorageError, WireTimeoutError, report
+from jbi_pubsub.core.errors import LookupNotFoundError, StorageError, report
 from jbi_pubsub.core.guard import note
 from jbi_pubsub.core.metrics import MetricsServer, Sample, expiries
 from jbi_pubsub.core.wire.endpoint import Caller
@@ -33,7 +31,7 @@ from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.protocol.entries import RTI_TYPE
 
 from . import rti
-from .calls import Calls, Front, check_size
+from .calls import Calls, FederateRights, Front, check_size
 from .exceptions import (
     FederatesCurrentlyJoined,
     FederationExecutionAlreadyExists,
@@ -53,15 +51,11 @@ from .sessions import HIGH_BYTES, Call, FederateSession, SessionGroup, Sessions
 
 log = logging.getLogger("jbi_pubsub.hla")
 
-T = TypeVar("T")
-
 FEDERATIONS_MOST: Final = 1_000
 ADDITIONS_MOST: Final = 100
 """To the object model of a federation, by federates that join."""
 SLOW_BYTES: Final = HIGH_BYTES // 2
 """Bytes that wait for a federate; at more it gets nothing that goes by best effort, before others have to wait."""
-CALL_SECONDS: Final = 10.0
-"""For something that is done on the sessions' thread."""
 ASK_SECONDS: Final = 1.0
 """For looking whether a federation execution of that name exists elsewhere."""
 
@@ -84,18 +78,16 @@ class ServedFederation:
         """Best-effort messages that were not sent to slow federates."""
         self.lost: dict[str, int] = {}
         """Federates that were resigned, by why."""
-        self.rights: dict[FederateSession, tuple[str, bool]] = {}
-        """Host of each, and whether it may administer the federation."""
-        self.brought: dict[FederateSession, tuple[str, ...]] = {}
-        """Names of the modules with which each joins."""
+        self.rights: dict[FederateSession, FederateRights] = {}
 
     def enter(self, session: FederateSession, handle: int, name: str) -> tuple[int, str]:
         """Note who has joined, or has another handle; handle and name."""
         session.federate = handle
         self.joined[handle] = session
         self.names[session] = name
-        self.manager.view.hosts[handle] = self.rights[session][0]
-        self.manager.view.brought[handle] = self.brought[session]
+        rights = self.rights[session]
+        self.manager.view.hosts[handle] = rights.caller.address.rpartition(":")[0]
+        self.manager.view.brought[handle] = rights.modules
         return handle, name
 
     def extend(self, before: Fom, fom: Fom, kept: list[tuple[str, Execution]], joining: Sequence[str]) -> bool:
@@ -187,7 +179,7 @@ class RtiServer:
                 f"another RTI serves a federation {name[:200]!r}", hint="Join it, or take another name"
             )
         kept = self._saves.of(name, fom.digest)
-        self._done(lambda: self._created(made, kept))
+        self._sessions.done(lambda: self._created(made, kept))
         self._community.join(self._item(made.item, name, fom.digest))
         return fom.digest
 
@@ -217,7 +209,7 @@ class RtiServer:
 
     def wait_known(self, name: str, timeout: float) -> None:
         """Until a lookup service holds a federation of ours. Raises LookupNotFoundError."""
-        self._community.wait_joined(self._done(lambda: self._federation(name).item), timeout)
+        self._community.wait_joined(self._sessions.done(lambda: self._federation(name).item), timeout)
 
     def destroy(self, name: str) -> None:
         """A federation execution that nobody is joined to ends. Raises FederationExecutionDoesNotExist,
@@ -230,31 +222,32 @@ class RtiServer:
             del self._federations[name]
             return found.item
 
-        self._community.leave(self._done(act))
+        self._community.leave(self._sessions.done(act))
 
-    def open(self, name: str, modules: Sequence[Module], joining: Sequence[str] = ()) -> str:
+    def open(self, rights: FederateRights, modules: Sequence[Module], joining: Sequence[str] = ()) -> str:
         """A token for a session in which a federate joins. The object model gets what `modules` add, unless a join with
         the arguments `joining` would be refused. Raises what that raises, ErrorReadingFom, InconsistentFom."""
+        name = rights.federation
         while True:
-            found = self._done(lambda: self._federation(name))
+            found = self._sessions.done(lambda: self._federation(name))
             before = found.model.fom
             more = _unknown(before, modules)
             if not more:
-                return self._tokens.issue((name, tuple(each.name for each in modules)))
+                return self._tokens.issue(rights)
             fom = _extended(before, more, name)
             kept = self._saves.of(name, fom.digest)
-            if self._done(lambda: found.extend(before, fom, kept, joining)):  # noqa: B023  # it is done before the next round
+            if self._sessions.done(lambda: found.extend(before, fom, kept, joining)):  # noqa: B023  # it is done before the next round
                 self._community.join(self._item(found.item, name, fom.digest))
-                if self._done(lambda: self._federations.get(name)) is not found:
+                if self._sessions.done(lambda: self._federations.get(name)) is not found:
                     self._community.leave(found.item)
 
     def modules(self, name: str) -> Layers:
         """Raises FederationExecutionDoesNotExist."""
-        return self._done(lambda: self._federation(name)).model.fom.layers
+        return self._sessions.done(lambda: self._federation(name)).model.fom.layers
 
     def status(self) -> dict[str, Any]:
         """Plain data."""
-        return self._done(self._status)
+        return self._sessions.done(self._status)
 
     def samples(self) -> Iterator[Sample]:
         """Samples for the metrics port."""
@@ -274,37 +267,20 @@ class RtiServer:
             raise FederationExecutionDoesNotExist(f"no federation {name[:200]!r} here", hint="Create it first")
         return found
 
-    def _done(self, act: Callable[[], T]) -> T:
-        """Something done on the sessions' thread. Raises what it raises, WireTimeoutError."""
-        result: Future[T] = Future()
-
-        def run() -> None:
-            try:
-                result.set_result(act())
-            except BaseException as exc:  # noqa: BLE001  # whoever waits gets it
-                result.set_exception(exc)
-
-        self._sessions.order(run)
-        try:
-            return result.result(CALL_SECONDS)
-        except FutureTimeoutError as exc:
-            raise WireTimeoutError(f"the RTI is busy for more than {CALL_SECONDS:g} s", hint="Try again") from exc
-
     # -- sessions, on their thread ------------------------------------------------------------------------------
 
     def _serve_data(self, sock: socket.socket, caller: Caller) -> None:
         line = StreamSocket(sock)
-        name, brought = self._tokens.redeem(listen(line).token) or ("", ())
-        found = self._federations.get(name)
-        if found is None:
+        rights: FederateRights | None = self._tokens.redeem(listen(line).token)
+        found = self._federations.get(rights.federation) if rights is not None else None
+        if rights is None or found is None:
             refuse(line, "unknown or used token")
             return
         caller.place.kept = True
         welcome(line, 0)
         session = FederateSession(sock, self.front.endpoint.hand_over(sock), found.group, self._lease)
         federation: ServedFederation = found
-        federation.rights[session] = _rights(self.front, caller, federation.execution.name)
-        federation.brought[session] = brought
+        federation.rights[session] = rights
 
         def add() -> None:
             self._of[session] = federation
@@ -345,7 +321,7 @@ class RtiServer:
         before = federation.execution
         try:
             step = rti.call(federation.model, before, session.federate, service, *arguments, is_awaited=is_awaited)
-            may_act = federation.rights[session][1]
+            may_act = federation.rights[session].may_administer
             step = federation.manager.after(session.federate, service, arguments, step, may_act=may_act)
         except RtiError as exc:
             refused = federation.manager.refused(before, session.federate, service, exc)
@@ -396,9 +372,12 @@ class RtiServer:
     def ended(self, session: FederateSession) -> None:
         """A session is over: its federate is resigned if it has not done so."""
         federation = self._of.pop(session)
-        if not session.federate:
-            del federation.rights[session], federation.brought[session]
-            return
+        if session.federate:
+            self._resign(federation, session)
+        del federation.rights[session]
+
+    def _resign(self, federation: ServedFederation, session: FederateSession) -> None:
+        """Resign the federate of a session for `session.reason`, with the action that it joined with."""
         federate, action = session.federate, federation.execution.members.joined[session.federate].action
         name = federation.names[session]
         federation.gone(session)
@@ -418,7 +397,6 @@ class RtiServer:
                 session.federate = 0
             self._tell(federation, step)
             break
-        del federation.rights[session], federation.brought[session]
 
     def ticked(self) -> None:
         """Tell what is told every so often, unless somebody does not read."""
@@ -449,16 +427,6 @@ def _not_saved(step: ServiceStep, label: str) -> ServiceStep:
     told = [each._replace(callback=Callback("federation_not_saved", (label, "STORAGE")))
             if each.callback.name == "federation_saved" else each for each in step.told]  # fmt: skip
     return step._replace(told=tuple(told))
-
-
-def _rights(front: Front, caller: Caller, federation: str) -> tuple[str, bool]:
-    """Host of a caller, and whether it may administer a federation."""
-    host = caller.address.rpartition(":")[0]
-    try:
-        front.allow(caller, "administer", federation)
-    except AccessDeniedError:
-        return host, False
-    return host, True
 
 
 def _facts(federation: ServedFederation) -> dict[str, Any]:

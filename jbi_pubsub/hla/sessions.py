@@ -28,16 +28,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
-from typing import Annotated, Any, Final, Protocol
+from typing import Annotated, Any, Final, Protocol, TypeVar
 
 import msgspec
 
-from jbi_pubsub.core.errors import ProtocolError
+from jbi_pubsub.core.errors import ProtocolError, WireTimeoutError
 from jbi_pubsub.core.guard import guarded, note
 from jbi_pubsub.core.values import decoded
 
 log = logging.getLogger("jbi_pubsub.hla")
+
+T = TypeVar("T")
 
 LENGTH: Final = struct.Struct("!I")
 FRAME_MOST: Final = 32 << 20
@@ -56,6 +59,8 @@ HIGH_BYTES: Final = 4 << 20
 LOW_BYTES: Final = 1 << 20
 STALL_SECONDS: Final = 30.0
 TICK_SECONDS: Final = 1.0
+CALL_SECONDS: Final = 10.0
+"""For something that is done on the thread while somebody waits."""
 ENTRIES_MOST: Final = 5_000
 """Limit of entries in a frame to a federate."""
 
@@ -151,7 +156,8 @@ class Serving(Protocol):
 
 
 class Sessions:
-    """All sessions of an RTI. `order`, `start` and `stop` may be called from any thread, the rest only on its own."""
+    """All sessions of an RTI. `order`, `done`, `start` and `stop` may be called from any thread, the rest only on its
+    own."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
@@ -188,6 +194,22 @@ class Sessions:
         """Have something done on the thread."""
         self._orders.append(act)
         self._wake()
+
+    def done(self, act: Callable[[], T]) -> T:
+        """Something done on the thread. Raises what it raises, WireTimeoutError."""
+        result: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                result.set_result(act())
+            except BaseException as exc:  # noqa: BLE001  # whoever waits gets it
+                result.set_exception(exc)
+
+        self.order(run)
+        try:
+            return result.result(CALL_SECONDS)
+        except TimeoutError as exc:
+            raise WireTimeoutError(f"the RTI is busy for more than {CALL_SECONDS:g} s", hint="Try again") from exc
 
     def _wake(self) -> None:
         try:

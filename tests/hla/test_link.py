@@ -19,7 +19,9 @@ from jbi_pubsub.cli.status import Servers, tables
 from jbi_pubsub.core.config import Config, LookupSection
 from jbi_pubsub.core.errors import JbiError
 from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.hla.ambassador import RTIAmbassador
+from jbi_pubsub.hla.calls import FederateRights
 from jbi_pubsub.hla.exceptions import FederationExecutionDoesNotExist, InconsistentFom, NotConnected, RtiInternalError
 from jbi_pubsub.hla.federate import FederateAmbassador
 from jbi_pubsub.hla.link import RtiLink
@@ -255,7 +257,7 @@ def test_a_link_goes_to_another_rti_when_one_leaves(two: Two, eventually: Callab
 def test_what_only_an_rti_does_is_refused(two: Two, eventually: Callable[..., Any]) -> None:
     eventually(two.link.is_there)
     with pytest.raises(FederationExecutionDoesNotExist):
-        two.link.open("Land", [])
+        two.link.open(FederateRights(Caller(""), "Land"), [])
     with RTIAmbassador(two.there) as one:
         one.connect(FederateAmbassador())
         with pytest.raises(RtiInternalError, match="where its RTI is"):

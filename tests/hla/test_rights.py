@@ -13,7 +13,7 @@ import pytest
 
 from jbi_pubsub.bridge.file import described
 from jbi_pubsub.core.access import AllowAll, Decision, Question
-from jbi_pubsub.core.config import PolicySection
+from jbi_pubsub.core.config import ClientSection, PolicySection
 from jbi_pubsub.core.errors import AccessDeniedError, ProtocolError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlClient
@@ -23,6 +23,8 @@ from jbi_pubsub.hla.exceptions import FederationExecutionDoesNotExist
 from jbi_pubsub.hla.link import RtiLink
 from jbi_pubsub.hla.proxy import Module
 from jbi_pubsub.hla.server import RtiServer
+from jbi_pubsub.policy.settings import access_of
+from jbi_pubsub.policy.users import Account, write_accounts
 from tests.hla.parties import Federate
 
 CALLS: dict[str, tuple[Any, ...]] = {
@@ -158,15 +160,72 @@ def test_who_may_not_administer_a_federation_changes_nothing_of_others(federatio
     flight, monitor = Federate(federation.config, "flight"), Federate(federation.config, "monitor")
     for each in (flight, monitor):
         federation.stack.callback(each.rti.disconnect)
-    rti, names = monitor.rti, "HLAmanager.HLAfederate.{}".format
-    report = rti.get_interaction_class_handle(names("HLAreport.HLAreportMOMexception"))
-    resign = rti.get_interaction_class_handle(names("HLAservice.HLAresignFederationExecution"))
-    who, action = (rti.get_parameter_handle(resign, each) for each in ("HLAfederate", "HLAresignAction"))
-    rti.subscribe_interaction_class(report)
-    rti.publish_interaction_class(resign)
-    handle, no_action = flight.handle.to_bytes(8, "big"), rti.fom.codec("HLAresignAction").encode("NoAction")
-    rti.send_interaction(resign, {who: rti.fom.codec("HLAhandle").encode(handle), action: no_action})
-    values = dict(monitor.until("receive_interaction")[2])
-    why = rti.fom.codec("HLAunicodeString").decode(values[rti.get_parameter_handle(report, "HLAexception")])
-    assert "may not administer this federation" in why
+    assert "may not administer this federation" in Resigning(monitor).refusal(flight)
     assert flight.rti.query_logical_time() == 0.0
+
+
+class Resigning:
+    """A monitor that has others resigned."""
+
+    def __init__(self, monitor: Federate) -> None:
+        self.monitor, self.rti, names = monitor, monitor.rti, "HLAmanager.HLAfederate.{}".format
+        self.report = self.rti.get_interaction_class_handle(names("HLAreport.HLAreportMOMexception"))
+        self.resign = self.rti.get_interaction_class_handle(names("HLAservice.HLAresignFederationExecution"))
+        self.rti.subscribe_interaction_class(self.report)
+        self.rti.publish_interaction_class(self.resign)
+
+    def ask(self, other: Federate) -> None:
+        """Have another one resigned."""
+        fom = self.rti.fom
+        who, action = (self.rti.get_parameter_handle(self.resign, each) for each in ("HLAfederate", "HLAresignAction"))
+        handle = fom.codec("HLAhandle").encode(other.handle.to_bytes(8, "big"))
+        self.rti.send_interaction(self.resign, {who: handle, action: fom.codec("HLAresignAction").encode("NoAction")})
+
+    def refusal(self, other: Federate) -> str:
+        """Why another one is not resigned."""
+        self.ask(other)
+        values = dict(self.monitor.until("receive_interaction")[2])
+        why = values[self.rti.get_parameter_handle(self.report, "HLAexception")]
+        return str(self.rti.fom.codec("HLAunicodeString").decode(why))
+
+
+class Ruled:
+    """An RTI with a federation, rules of access and users with passwords."""
+
+    def __init__(self, federation: Any, air: bytes, folder: Path, rules: str, *users: str) -> None:
+        self.federation, self.users = federation, folder / "users"
+        self.policy = folder / "policy.toml"
+        self.policy.write_text(rules)
+        self.accounts(*users)
+        config = msgspec.structs.replace(
+            federation.config, policy=PolicySection(file=str(self.policy), users=str(self.users))
+        )
+        self.server = RtiServer(config, access=access_of(config, "rti"))
+        federation.stack.callback(self.server.stop)
+        self.server.start()
+        self.server.create("Air", [Module("air.xml", air)])
+
+    def accounts(self, *users: str) -> None:
+        """The users there are, whose passwords are their names."""
+        write_accounts(self.users, {each: Account.of(each, each) for each in users})
+
+    def join(self, user: str) -> Federate:
+        """A federate of a user."""
+        section = ClientSection(user=user, password=user)
+        one = Federate(msgspec.structs.replace(self.federation.config, client=section), user)
+        self.federation.stack.callback(one.rti.disconnect)
+        return one
+
+
+def test_a_user_with_a_password_who_may_administer_a_federation_changes_others(
+    federation: Any, air: bytes, tmp_path: Path
+) -> None:
+    # Given one who may do everything, and one who may join
+    rules = '[[access]]\nuser = "root"\n[[access]]\nuser = "alice"\naction = "connect"\n'
+    ruled = Ruled(federation, air, tmp_path, rules, "root", "alice")
+    root, alice = ruled.join("root"), ruled.join("alice")
+    # When each has the other one resigned; Expect it to be done for the first alone
+    assert "may not administer this federation" in Resigning(alice).refusal(root)
+    Resigning(root).ask(alice)
+    alice.until("connection_lost")
+    assert root.rti.query_logical_time() == 0.0

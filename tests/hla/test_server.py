@@ -18,10 +18,11 @@ import pytest
 from jbi_pubsub.core.access import AllowAll
 from jbi_pubsub.core.config import MetricsSection, PadSection
 from jbi_pubsub.core.errors import ProtocolError
-from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
+from jbi_pubsub.core.wire.endpoint import DATA, Caller, Security, dial
 from jbi_pubsub.core.wire.stream import Hello, StreamSocket, greet
 from jbi_pubsub.hla import exceptions as exc
 from jbi_pubsub.hla.ambassador import RTIAmbassador
+from jbi_pubsub.hla.calls import FederateRights
 from jbi_pubsub.hla.execution import KINDS
 from jbi_pubsub.hla.federate import FederateAmbassador
 from jbi_pubsub.hla.proxy import Module, Rti
@@ -310,9 +311,10 @@ def test_modules_of_who_may_not_join_add_nothing(
 def test_additions_at_the_same_time_are_all_known_and_their_number_is_bounded(
     federation: Any, served: RtiServer, air: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    rights = FederateRights(Caller(""), "Air")
     # When ten federates add a class each at once
     threads = [
-        threading.Thread(target=served.open, args=("Air", [Module(f"{n}.xml", SHIPS.replace(b"Ship", b"Ship%d" % n))]))
+        threading.Thread(target=served.open, args=(rights, [Module(f"{n}.xml", SHIPS.replace(b"Ship", b"Ship%d" % n))]))
         for n in range(10)
     ]
     for each in threads:
@@ -326,8 +328,8 @@ def test_additions_at_the_same_time_are_all_known_and_their_number_is_bounded(
     # Expect no more than so many
     monkeypatch.setattr("jbi_pubsub.hla.server.ADDITIONS_MOST", 10)
     with pytest.raises(exc.RtiInternalError, match="10 times"):
-        served.open("Air", [Module("more.xml", BUOYS)])
-    assert served.open("Air", [Module("under another name.xml", SHIPS.replace(b"Ship", b"Ship5"))])
+        served.open(rights, [Module("more.xml", BUOYS)])
+    assert served.open(rights, [Module("under another name.xml", SHIPS.replace(b"Ship", b"Ship5"))])
 
 
 def test_a_save_of_a_federation_with_additions_is_restored_after_a_restart(
