@@ -128,6 +128,14 @@ class FederateRights:
         self.may_administer = self._may_at_most and self._administers(front)
         self._version = version  # of before: what changes meanwhile is asked about again
 
+    def refusal(self, front: Front) -> str:
+        """Why it may not join, or stay; "" when it may."""
+        try:
+            self.ask(front)
+        except AccessDeniedError as exc:
+            return str(exc)
+        return ""
+
     def _administers(self, front: Front) -> bool:
         try:
             front.allow(self.caller, "administer", self.federation)

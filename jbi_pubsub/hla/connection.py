@@ -265,12 +265,14 @@ class FederateLink:
 
     def _take(self, said: list[Said]) -> None:
         callbacks: list[tuple[str, tuple[Any, ...]]] = []
-        answers = []
+        answers, lost = [], ""
         for ticket, word, value in said:
             if ticket:
                 answers.append((ticket, word, value))
             elif word == "!":
                 callbacks.append(("call_refused", (rebuild(converted(value, ErrorReport)),)))
+            elif word == "connection_lost":
+                lost = str(value[0])
             else:
                 callbacks.append((word, tuple(map(_fixed, value))))
         with self._changed:
@@ -279,7 +281,9 @@ class FederateLink:
                 if ticket in self._answers:
                     self._answers[ticket] = word, _fixed(value) if word == "" else value
             self._changed.notify_all()
-        if callbacks and self.wake is not None:
+        if lost:
+            self._lose(lost)
+        elif callbacks and self.wake is not None:
             self.wake()
 
 

@@ -272,14 +272,16 @@ class RtiServer:
     def _serve_data(self, sock: socket.socket, caller: Caller) -> None:
         line = StreamSocket(sock)
         rights: FederateRights | None = self._tokens.redeem(listen(line).token)
-        found = self._federations.get(rights.federation) if rights is not None else None
-        if rights is None or found is None:
+        federation = self._federations.get(rights.federation) if rights is not None else None
+        if rights is None or federation is None:
             refuse(line, "unknown or used token")
+            return
+        if why := rights.refusal(self.front):
+            refuse(line, why)
             return
         caller.place.kept = True
         welcome(line, 0)
-        session = FederateSession(sock, self.front.endpoint.hand_over(sock), found.group, self._lease)
-        federation: ServedFederation = found
+        session = FederateSession(sock, self.front.endpoint.hand_over(sock), federation.group, self._lease)
         federation.rights[session] = rights
 
         def add() -> None:
@@ -398,8 +400,20 @@ class RtiServer:
             self._tell(federation, step)
             break
 
+    def _expel(self, federation: ServedFederation, session: FederateSession, why: str) -> None:
+        """End the session of a federate that may not be here any more, and tell it so."""
+        session.reason = "its user may not connect any more"
+        if session.federate:
+            self._resign(federation, session)
+        self._sessions.say(session, 0, "connection_lost", (why,))
+        self._sessions.leave(session)
+
     def ticked(self) -> None:
-        """Tell what is told every so often, unless somebody does not read."""
+        """Ask about all federates, if the rules of access have changed. Tell what is told every so often, unless
+        somebody does not read."""
+        for session, joined in self._of.items():
+            if not session.leaving and (why := joined.rights[session].refusal(self.front)):
+                self._expel(joined, session, why)
         for federation in self._federations.values():
             if not federation.group.crowded:
                 step = federation.manager.tick(federation.execution, time.monotonic())

@@ -344,12 +344,14 @@ class Sessions:
     def _turn(self, session: FederateSession) -> None:
         """Some calls of a session."""
         until, size = time.monotonic() + TURN_SECONDS, 0
-        for _ in range(min(TURN_CALLS, len(session.calls))):
+        for _ in range(TURN_CALLS):
+            if session.leaving:
+                session.calls.clear()
+            if not session.calls:
+                return
             data = session.calls.popleft()
             size += len(data)
             self._serving.called(session, decoded(_CALL, data, "call of a federate"))
-            if session.leaving:
-                session.calls.clear()
             if size > TURN_BYTES or time.monotonic() > until:
                 return
 

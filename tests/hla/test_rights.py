@@ -13,13 +13,13 @@ import pytest
 
 from jbi_pubsub.bridge.file import described
 from jbi_pubsub.core.access import AllowAll, Decision, Question
-from jbi_pubsub.core.config import ClientSection, PolicySection
+from jbi_pubsub.core.config import ClientSection, Config, PolicySection
 from jbi_pubsub.core.errors import AccessDeniedError, ProtocolError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.core.wire.endpoint import CONTROL, DATA, Endpoint, Security, dial
 from jbi_pubsub.core.wire.stream import Hello, StreamSocket, greet
-from jbi_pubsub.hla.exceptions import FederationExecutionDoesNotExist
+from jbi_pubsub.hla.exceptions import FederationExecutionDoesNotExist, NotConnected
 from jbi_pubsub.hla.link import RtiLink
 from jbi_pubsub.hla.proxy import Module
 from jbi_pubsub.hla.server import RtiServer
@@ -196,6 +196,7 @@ class Ruled:
         self.federation, self.users = federation, folder / "users"
         self.policy = folder / "policy.toml"
         self.policy.write_text(rules)
+        self.known = {each: Account.of(each, each) for each in users}
         self.accounts(*users)
         config = msgspec.structs.replace(
             federation.config, policy=PolicySection(file=str(self.policy), users=str(self.users))
@@ -207,12 +208,16 @@ class Ruled:
 
     def accounts(self, *users: str) -> None:
         """The users there are, whose passwords are their names."""
-        write_accounts(self.users, {each: Account.of(each, each) for each in users})
+        write_accounts(self.users, {each: self.known[each] for each in users})
+
+    def config(self, user: str) -> Config:
+        """The settings of a user."""
+        found: Config = msgspec.structs.replace(self.federation.config, client=ClientSection(user=user, password=user))
+        return found
 
     def join(self, user: str) -> Federate:
         """A federate of a user."""
-        section = ClientSection(user=user, password=user)
-        one = Federate(msgspec.structs.replace(self.federation.config, client=section), user)
+        one = Federate(self.config(user), user)
         self.federation.stack.callback(one.rti.disconnect)
         return one
 
@@ -229,3 +234,65 @@ def test_a_user_with_a_password_who_may_administer_a_federation_changes_others(
     Resigning(root).ask(alice)
     alice.until("connection_lost")
     assert root.rti.query_logical_time() == 0.0
+
+
+@pytest.mark.parametrize("what", ["rules", "account"])
+def test_a_federate_whose_user_may_not_connect_any_more_is_resigned_and_told(
+    federation: Any, air: bytes, tmp_path: Path, eventually: Callable[..., Any], what: str
+) -> None:
+    # Given two who may join, one of whom has an aircraft
+    rules = '[[access]]\nuser = ["root", "alice"]\naction = ["connect", "status"]\n'
+    ruled = Ruled(federation, air, tmp_path, rules, "root", "alice")
+    root, alice = ruled.join("root"), ruled.join("alice")
+    cls = alice.rti.get_object_class_handle("Vehicle.Aircraft")
+    position = [alice.rti.get_attribute_handle(cls, "position")]
+    root.rti.subscribe_object_class_attributes(cls, position)
+    alice.rti.publish_object_class_attributes(cls, position)
+    alice.rti.register_object_instance(cls, "LH1")
+    root.until("discover_object_instance")
+    # and a token that is not used yet
+    ref = ServiceRef("", "rti", (ruled.server.address,))
+    client = ControlClient(ref, ruled.config("alice").security(), timeout=20.0)
+    token = client.call("join", str, "Air", [], [])
+    client.close()
+    # When the rules, or the accounts, are without the second
+    if what == "rules":
+        ruled.policy.write_text(rules.replace(', "alice"', ""))
+    else:
+        ruled.accounts("root")
+    # Expect it to be told why, others to be told that it is gone, and the first one to stay
+    assert "alice may not connect Air. The audit log" in alice.until("connection_lost")[1]
+    with pytest.raises(NotConnected, match="alice may not connect"):
+        alice.rti.query_logical_time()
+    root.until("remove_object_instance")
+    [facts] = ruled.server.status()["federations"]
+    assert (facts["federates"], facts["resigned"]) == (["root"], {"its user may not connect any more": 1})
+    eventually(lambda: ruled.server.status()["connections"] == 1)
+    # and nobody to join, with or without a token
+    with pytest.raises(AccessDeniedError):
+        ruled.join("alice")
+    sock = dial(ref, DATA, Security(), 20.0)
+    with sock, pytest.raises(ProtocolError, match="alice may not connect Air"):
+        greet(StreamSocket(sock), Hello.of(token))
+
+
+def test_what_a_federate_may_administer_changes_with_the_rules(
+    federation: Any, air: bytes, tmp_path: Path, eventually: Callable[..., Any]
+) -> None:
+    # Given one who may administer a federation
+    rules = '[[access]]\nuser = "*"\naction = "connect"\n[[access]]\nuser = "root"\naction = "administer"\n'
+    ruled = Ruled(federation, air, tmp_path, rules, "root", "alice", "bob")
+    root, alice, bob = map(ruled.join, ("root", "alice", "bob"))
+    one, other = Resigning(root), Resigning(alice)
+    assert other.refusal(bob)
+    # When another one may do that; Expect it to be done for that one alone
+    ruled.policy.write_text(rules.replace("root", "alice"))
+
+    def is_resigned() -> bool:
+        other.ask(bob)
+        bob.rti.evoke_callback(0.1)
+        return any(each[0] == "connection_lost" for each in bob.told.log)
+
+    eventually(is_resigned)
+    assert "may not administer this federation" in one.refusal(alice)
+    assert alice.rti.query_logical_time() == 0.0

@@ -16,7 +16,7 @@ from jbi_pubsub.hla import rti
 from jbi_pubsub.hla.connection import FrameSocket
 from jbi_pubsub.hla.proxy import Module
 from jbi_pubsub.hla.server import RtiServer
-from jbi_pubsub.hla.sessions import FRAME_MOST, LENGTH
+from jbi_pubsub.hla.sessions import FRAME_MOST, LENGTH, whole_frames
 from tests.hla.parties import Federate, session
 
 LEASE = 1.0
@@ -239,3 +239,17 @@ def test_an_rti_that_did_not_listen_blames_nobody(
         assert [each["federates"] for each in served.status()["federations"]] == [["a"], ["b"]]
         time.sleep(0.05)
     assert a.rti.query_logical_time() == b.rti.query_logical_time() == 0.0
+
+
+def test_what_a_federate_calls_after_it_has_resigned_is_not_done(federation: Any, served: RtiServer) -> None:
+    # Given a federate that speaks for itself
+    sock, faults = session(federation, "Air"), served.status()["faults"]
+    # When it resigns, and calls more in the same frame
+    sock.sendall(framed([(2, rti.LEAVE, ["no_action"]), (3, rti.JOIN, ["again", "no_action"]), (4, "query_lits", [])]))
+    # Expect the answer to the first alone, and the end of the session
+    with sock, sock.makefile("rb") as stream:
+        body = stream.read()
+    entries = [entry for frame in whole_frames(bytearray(body), FRAME_MOST) for entry in msgspec.msgpack.decode(frame)]
+    assert [(ticket, word) for ticket, word, _ in entries if ticket] == [(1, ""), (2, "")]
+    assert served.status()["faults"] == faults
+    assert served.status()["federations"][0]["federates"] == []
