@@ -108,8 +108,8 @@ class FederateRights:
     def __init__(
         self, caller: Caller, federation: str, modules: tuple[str, ...] = (), *, may_administer: bool = True
     ) -> None:
-        """`modules`: names of those with which it joins. `may_administer`: False when who asks for another one says so
-        of it."""
+        """`modules`: names of those with which it joins. `may_administer`: whether a link that asks for it would let
+        it."""
         self.caller = caller
         self.federation = federation
         self.modules = modules
@@ -188,7 +188,14 @@ class Calls:
 
     @exported
     def join(self, caller: Caller, name: str, modules: list[Module], joining: list[str]) -> str:
-        rights = FederateRights(caller, name, tuple(each.name for each in modules))
+        return self.join_over_link(caller, name, modules, joining, True)
+
+    @exported
+    def join_over_link(
+        self, caller: Caller, name: str, modules: list[Module], joining: list[str], may_administer: bool
+    ) -> str:
+        """The same for a federate that has asked a link; `may_administer`: whether the link would let it."""
+        rights = FederateRights(caller, name, tuple(each.name for each in modules), may_administer=may_administer)
         rights.ask(self._door.front)
         check_size(modules)
         return self._door.open(rights, modules, joining)

@@ -15,7 +15,7 @@ import select
 import socket
 import ssl
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from typing import Any, Final, TypeVar
 from uuid import uuid4
@@ -176,7 +176,8 @@ class RtiLink:
         """A token for a session in which a federate joins, with modules that it brings. Raises what the RTI raises,
         FederationExecutionDoesNotExist."""
         self._check(rights.federation)
-        return self._tokens.issue(self.ask("join", str, self._federation, modules, joining))
+        far = self.ask("join_over_link", str, self._federation, modules, joining, rights.may_administer)
+        return self._tokens.issue((far, rights))
 
     def modules(self, name: str) -> Layers:
         """Modules of the object model. Raises FederationExecutionDoesNotExist."""
@@ -201,9 +202,23 @@ class RtiLink:
 
     def _serve_data(self, sock: socket.socket, caller: Caller) -> None:
         line = StreamSocket(sock)
-        token: str | None = self._tokens.redeem(listen(line).token)
-        if token is None:
+        found: tuple[str, FederateRights] | None = self._tokens.redeem(listen(line).token)
+        if found is None:
             refuse(line, "unknown or used token")
+            return
+        token, rights = found
+        told = rights.may_administer
+
+        def refusal() -> str:
+            why = rights.refusal(self.front)
+            if not why and told and not rights.may_administer:  # which the RTI does not know
+                why = f"it may not administer {self._name} any more. Join again"
+            if why:
+                log.warning("link to %s: a federate is cut off: %s", self._federation, why)
+            return why
+
+        if why := refusal():
+            refuse(line, why)
             return
         try:
             far = dial(self._proxy(), DATA, self._far.security(), ANSWER_SECONDS)
@@ -219,7 +234,7 @@ class RtiLink:
             caller.place.kept = True
             welcome(line, 0)
             with guarded("rti link"), suppress(OSError):  # an end of it is the other one's end
-                self._tunnel.carry(sock, far)
+                self._tunnel.carry(sock, far, refusal)
 
 
 class Tunnel:
@@ -241,21 +256,22 @@ class Tunnel:
             self.federates += federates
             self.through = [self.through[0] + to, self.through[1] + back]
 
-    def carry(self, near: socket.socket, far: socket.socket) -> None:
-        """Bytes both ways, until one end closes; what had come before still goes. Raises OSError."""
+    def carry(self, near: socket.socket, far: socket.socket, refusal: Callable[[], str]) -> None:
+        """Bytes both ways, until one end closes, where what had come before still goes, or there is a refusal. Raises
+        OSError."""
         self._count(federates=1)
         try:
-            self._carry(near, far)
+            self._carry(near, far, refusal)
         finally:
             self._count(federates=-1)
 
-    def _carry(self, near: socket.socket, far: socket.socket) -> None:
+    def _carry(self, near: socket.socket, far: socket.socket, refusal: Callable[[], str]) -> None:
         ends = (near, far)
         waiting = {near: bytearray(), far: bytearray()}
         for each in ends:
             each.setblocking(False)
         closed = False
-        while not self._stopping.is_set() and not (closed and not any(waiting.values())):
+        while not (self._stopping.is_set() or (closed and not any(waiting.values())) or refusal()):
             for source, target in (ends, ends[::-1]):
                 if not closed and len(waiting[target]) < AHEAD_MOST:
                     data = received(source)

@@ -31,6 +31,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "rti.create": ("Sea", [Module("sea.xml", b"<objectModel/>")]),
     "rti.destroy": ("Air",),
     "rti.join": ("Air", [], []),
+    "rti.join_over_link": ("Air", [], [], True),
     "rti.modules": ("Air",),
     "status.status": (),
     "admin.explain": (Question("connect", "alice"),),
@@ -190,21 +191,20 @@ class Resigning:
 
 
 class Ruled:
-    """An RTI with a federation, rules of access and users with passwords."""
+    """Servers of a federation with rules of access, and users with passwords."""
 
-    def __init__(self, federation: Any, air: bytes, folder: Path, rules: str, *users: str) -> None:
+    def __init__(self, federation: Any, folder: Path, rules: str, *users: str) -> None:
         self.federation, self.users = federation, folder / "users"
         self.policy = folder / "policy.toml"
         self.policy.write_text(rules)
         self.known = {each: Account.of(each, each) for each in users}
         self.accounts(*users)
-        config = msgspec.structs.replace(
-            federation.config, policy=PolicySection(file=str(self.policy), users=str(self.users))
-        )
-        self.server = RtiServer(config, access=access_of(config, "rti"))
-        federation.stack.callback(self.server.stop)
-        self.server.start()
-        self.server.create("Air", [Module("air.xml", air)])
+        section = PolicySection(file=str(self.policy), users=str(self.users))
+        self.settings: Config = msgspec.structs.replace(federation.config, policy=section)
+
+    def served(self, air: bytes) -> RtiServer:
+        """An RTI that has them, with the federation Air."""
+        return served_by(self.federation, air, self.settings)
 
     def accounts(self, *users: str) -> None:
         """The users there are, whose passwords are their names."""
@@ -215,11 +215,20 @@ class Ruled:
         found: Config = msgspec.structs.replace(self.federation.config, client=ClientSection(user=user, password=user))
         return found
 
-    def join(self, user: str) -> Federate:
-        """A federate of a user."""
-        one = Federate(self.config(user), user)
+    def join(self, user: str, name: str = "Air") -> Federate:
+        """A federate of a user, in a federation of that name."""
+        one = Federate(self.config(user), user, name)
         self.federation.stack.callback(one.rti.disconnect)
         return one
+
+
+def served_by(federation: Any, air: bytes, settings: Config) -> RtiServer:
+    """An RTI of such settings, with the federation Air."""
+    server = RtiServer(settings, access=access_of(settings, "rti"))
+    federation.stack.callback(server.stop)
+    server.start()
+    server.create("Air", [Module("air.xml", air)])
+    return server
 
 
 def test_a_user_with_a_password_who_may_administer_a_federation_changes_others(
@@ -227,7 +236,8 @@ def test_a_user_with_a_password_who_may_administer_a_federation_changes_others(
 ) -> None:
     # Given one who may do everything, and one who may join
     rules = '[[access]]\nuser = "root"\n[[access]]\nuser = "alice"\naction = "connect"\n'
-    ruled = Ruled(federation, air, tmp_path, rules, "root", "alice")
+    ruled = Ruled(federation, tmp_path, rules, "root", "alice")
+    ruled.served(air)
     root, alice = ruled.join("root"), ruled.join("alice")
     # When each has the other one resigned; Expect it to be done for the first alone
     assert "may not administer this federation" in Resigning(alice).refusal(root)
@@ -242,7 +252,8 @@ def test_a_federate_whose_user_may_not_connect_any_more_is_resigned_and_told(
 ) -> None:
     # Given two who may join, one of whom has an aircraft
     rules = '[[access]]\nuser = ["root", "alice"]\naction = ["connect", "status"]\n'
-    ruled = Ruled(federation, air, tmp_path, rules, "root", "alice")
+    ruled = Ruled(federation, tmp_path, rules, "root", "alice")
+    server = ruled.served(air)
     root, alice = ruled.join("root"), ruled.join("alice")
     cls = alice.rti.get_object_class_handle("Vehicle.Aircraft")
     position = [alice.rti.get_attribute_handle(cls, "position")]
@@ -251,7 +262,7 @@ def test_a_federate_whose_user_may_not_connect_any_more_is_resigned_and_told(
     alice.rti.register_object_instance(cls, "LH1")
     root.until("discover_object_instance")
     # and a token that is not used yet
-    ref = ServiceRef("", "rti", (ruled.server.address,))
+    ref = ServiceRef("", "rti", (server.address,))
     client = ControlClient(ref, ruled.config("alice").security(), timeout=20.0)
     token = client.call("join", str, "Air", [], [])
     client.close()
@@ -265,9 +276,9 @@ def test_a_federate_whose_user_may_not_connect_any_more_is_resigned_and_told(
     with pytest.raises(NotConnected, match="alice may not connect"):
         alice.rti.query_logical_time()
     root.until("remove_object_instance")
-    [facts] = ruled.server.status()["federations"]
+    [facts] = server.status()["federations"]
     assert (facts["federates"], facts["resigned"]) == (["root"], {"its user may not connect any more": 1})
-    eventually(lambda: ruled.server.status()["connections"] == 1)
+    eventually(lambda: server.status()["connections"] == 1)
     # and nobody to join, with or without a token
     with pytest.raises(AccessDeniedError):
         ruled.join("alice")
@@ -281,7 +292,8 @@ def test_what_a_federate_may_administer_changes_with_the_rules(
 ) -> None:
     # Given one who may administer a federation
     rules = '[[access]]\nuser = "*"\naction = "connect"\n[[access]]\nuser = "root"\naction = "administer"\n'
-    ruled = Ruled(federation, air, tmp_path, rules, "root", "alice", "bob")
+    ruled = Ruled(federation, tmp_path, rules, "root", "alice", "bob")
+    ruled.served(air)
     root, alice, bob = map(ruled.join, ("root", "alice", "bob"))
     one, other = Resigning(root), Resigning(alice)
     assert other.refusal(bob)
@@ -296,3 +308,47 @@ def test_what_a_federate_may_administer_changes_with_the_rules(
     eventually(is_resigned)
     assert "may not administer this federation" in one.refusal(alice)
     assert alice.rti.query_logical_time() == 0.0
+
+
+def test_a_link_asks_its_own_rules_what_federates_behind_it_may(
+    federation: Any, air: bytes, tmp_path: Path, eventually: Callable[..., Any]
+) -> None:
+    # Given a link with rules, by which all may join and one may administer, to an RTI that lets the link do everything
+    rules = '[[access]]\nuser = "*"\naction = "connect"\n[[access]]\nuser = "root"\naction = "administer"\n'
+    ruled = Ruled(federation, tmp_path, rules, "root", "alice", "bob")
+    server = served_by(federation, air, federation.config)
+    link = RtiLink(ruled.settings, federation.config, "Air", "Sea", access=access_of(ruled.settings, "rti"))
+    federation.stack.callback(link.stop)
+    link.start()
+    eventually(link.is_there)
+    root, alice, bob = (ruled.join(each, "Sea") for each in ("root", "alice", "bob"))
+    # Expect that one alone to act on others
+    assert "may not administer this federation" in Resigning(alice).refusal(root)
+    Resigning(root).ask(bob)
+    bob.until("connection_lost")
+    # When that one may not administer any more, and another one may not connect
+    ruled.policy.write_text('[[access]]\nuser = "root"\naction = "connect"\n')
+    # Expect both to be cut off, and the first one to come back
+    for each in (alice, root):
+        each.until("connection_lost")
+    root = ruled.join("root", "Sea")
+    with pytest.raises(AccessDeniedError, match="alice may not connect Sea"):
+        ruled.join("alice", "Sea")
+    eventually(lambda: server.status()["federations"][0]["federates"] == ["root"])
+
+
+def test_a_link_gives_nobody_what_its_rti_does_not_give_it(
+    federation: Any, air: bytes, tmp_path: Path, eventually: Callable[..., Any]
+) -> None:
+    # Given an RTI that lets nobody administer, and a link to it that lets everybody
+    ruled = Ruled(federation, tmp_path, '[[access]]\naction = ["connect", "status"]\n')
+    ruled.served(air)
+    link = RtiLink(federation.config, federation.config, "Air", "Sea")
+    federation.stack.callback(link.stop)
+    link.start()
+    eventually(link.is_there)
+    flight, monitor = (Federate(federation.config, each, "Sea") for each in ("flight", "monitor"))
+    for each in (flight, monitor):
+        federation.stack.callback(each.rti.disconnect)
+    # When somebody acts on another one over it; Expect a refusal
+    assert "may not administer this federation" in Resigning(monitor).refusal(flight)
