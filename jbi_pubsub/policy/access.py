@@ -94,6 +94,17 @@ class AccessRule:
         keys = tuple(sorted((key, matcher.said) for key, matcher in asked))
         return self.allow, keys, self.where, self.namespaces, self.audit
 
+    @property
+    def is_of_strangers(self) -> bool:
+        """Whether it is about those alone who are not authenticated."""
+        user = self.keys.get("user")
+        return user is not None and user.said == ("",)
+
+    @property
+    def is_of_users(self) -> bool:
+        """Whether it says which users it is about."""
+        return not self.is_of_strangers and not self.keys.keys().isdisjoint(("user", "group", "role"))
+
     def covers(self, other: AccessRule) -> bool:
         """Whether whatever the other one is about is certain to be what this one is about."""
         if self.where or not self.actions >= other.actions:
@@ -332,8 +343,10 @@ def review(document: PolicyDocument, rules: AccessRules) -> None:
             document.warn(TextPlace(0, 0), "no [[access]] rule: everybody may do everything")
     elif not allowing:
         document.warn(rules.rules[0].place, "no rule allows anything: nobody may do anything")
-    elif not any("connect" in rule.actions for rule in allowing):
+    elif not (connecting := [rule for rule in allowing if "connect" in rule.actions]):
         document.warn(allowing[0].place, "no rule allows connect: nobody gets in", "Add action = 'connect'")
+    elif all(rule.is_of_strangers for rule in connecting) and (named := [r for r in allowing if r.is_of_users]):
+        document.warn(named[0].place, "no rule allows connect to a user: none gets in", "Add action = 'connect'")
     seen: dict[tuple[object, ...], AccessRule] = {}
     for rule in rules.rules:
         meaning = (rule.actions, *rule.meaning())

@@ -314,6 +314,7 @@ def test_too_many_rules_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ("", 0, "no [[access]] rule"),
         ("[[access]]\nallow = false\n", 1, "no rule allows anything"),
         ("[[access]]\naction = 'publish'\n", 1, "no rule allows connect"),
+        ("[[access]]\nuser = ''\n[[access]]\nrole = 'watch'\naction = 'query'\n[role]\na = 'watch'\n", 3, "to a user"),
         ("[[access]]\nuser = 'a'\n[[access]]\nuser = 'a'\n", 3, "says the same as line 1"),
         ("[[access]]\n[[access]]\nuser = 'a1'\n[[access]]\nuser = 'a*'\nallow = false\n", 2, "line 4 denies all of it"),
         ("[[access]]\n[[access]]\naction = 'steer'\ntype = 'a'\n", 4, "never applies: steer is about no type"),
