@@ -12,7 +12,7 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from jbi_pubsub.core.errors import JbiError, LookupNotFoundError, UnknownUidError
+from jbi_pubsub.core.errors import JbiError, LookupNotFoundError, UnknownUidError, WireError
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import InfoObject, LossNotice
 from jbi_pubsub.core.quality import Importance, Wish
@@ -209,7 +209,8 @@ class SideSubscriptions:
                 self.want(name, Profile(), arrived)
         except JbiError:
             for name in types or ("",):
-                self.unwant(name)
+                with suppress(WireError):
+                    self.unwant(name)
             raise
 
     def want(self, name: str, profile: Profile, arrived: ObjectReceiver, since: float | None = None) -> None:
@@ -230,11 +231,13 @@ class SideSubscriptions:
         self._standing[name] = uid, listener
 
     def unwant(self, name: str) -> None:
-        """Have nothing told of a type any more."""
+        """Have nothing told of a type any more. Raises WireError as `cancel_subscription`."""
         if (standing := self._standing.pop(name, None)) is not None:
-            with suppress(UnknownUidError):
-                self._subscriber.cancel_subscription(standing[0])
-            standing[1].stop()
+            try:
+                with suppress(UnknownUidError):
+                    self._subscriber.cancel_subscription(standing[0])
+            finally:
+                standing[1].stop()
 
     def stop(self) -> None:
         """Nothing is handed over any more."""

@@ -17,6 +17,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
@@ -24,7 +25,7 @@ import msgspec
 
 from jbi_pubsub.core.arguments import called
 from jbi_pubsub.core.config import Config, effective
-from jbi_pubsub.core.errors import ArgumentError, ConfigurationError, JbiError, WireError
+from jbi_pubsub.core.errors import ArgumentError, BackPressureError, ConfigurationError, JbiError, WireError
 from jbi_pubsub.core.info_object import is_name
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.protocol.services import fetch_status
@@ -34,7 +35,14 @@ from jbi_pubsub.subscriber.listeners import ListenerPool
 
 from . import bindings, objects
 from .callbacks import ConnectionCallback, QueryProvider
-from .errors import CapiException, ConnectionException, NodeAwayException, SequenceStateException, call
+from .errors import (
+    CapiException,
+    ConnectionException,
+    NodeAwayException,
+    PlatformFailureException,
+    SequenceStateException,
+    call,
+)
 from .metadata_repository import MetadataRepository
 from .objects import InfoObject, type_of
 from .publisher_sequence import PublisherSequence
@@ -224,7 +232,9 @@ class Connection:
     @call
     def disconnect(self) -> None:
         """Destroy all sequences, after what was published has reached the node, and leave; durable ones are kept there.
-        Raises ConnectionException when it is not connected."""
+        Raises ConnectionException when it is not connected; and PlatformFailureException when something has not reached
+        the node within [queue] publish_seconds, and is lost, or why the node has refused an object, as
+        publishInfoObject does. It has left all the same."""
         with self._lock:
             self._require("connected")
             self._state = "new"
@@ -282,7 +292,7 @@ class Connection:
         """End a sequence for good. Raises ConnectionException, SequenceStateException for one that is destroyed, or of
         another connection; and PlatformFailureException when what it has published did not reach the node within
         [queue] publish_seconds: what waits goes out if the node comes back; or why the node has refused an object, as
-        publishInfoObject does. It is destroyed all the same."""
+        publishInfoObject does; NodeAwayException when a node keeps a durable one. It is destroyed all the same."""
         with self._lock:
             self._require("connected")
             if sequence not in self._sequences:
@@ -383,28 +393,27 @@ class Connection:
     # -- inside -------------------------------------------------------------------------------------------------
 
     def _end(self) -> None:
-        """Give up all that it has; a step that fails leaves the others to be done."""
+        """Give up all that it has; a step that fails leaves the others to be done. Raises why the first has."""
         with self._lock:
-            sequences, self._sequences = list(self._sequences), set()
+            sequences = list(self._sequences)  # they are told what the node refuses until they are destroyed
             lights, self._lights = list(self._lights.values()), {}
             subscriber, self._subscriber = self._subscriber, None
             teller, self._teller = self._teller, None
             provider, self._provider = self._provider, None
         if provider is not None:
             provider.stop()
-        for sequence in sequences:
-            try:
-                sequence.destroy(leave=True)
-            except SequenceStateException:
-                pass  # by somebody else, at the same moment
-            except JbiError as exc:
-                log.warning("%s: a sequence did not end in order: %s", self.name, exc)
+        failed = _failures(
+            *(partial(_hand_over, light, self._config.queue.publish_seconds) for light, _ in lights),
+            *(partial(sequence.destroy, leave=True) for sequence in sequences),
+        )
         for light, _ in lights:
-            light.close(self._config.queue.publish_seconds)
+            light.close(0.0 if failed else self._config.queue.publish_seconds)
         if subscriber is not None:
             self._share.give_back()
         if teller is not None:
             teller.stop()
+        if failed:
+            raise failed[0]
 
     def _open_light(self, config: Config) -> tuple[PublisherAdapterLight, DelegateUid]:
         light = PublisherAdapterLight(config, name=self.name, refused=self._refused, away=self._away)
@@ -490,6 +499,28 @@ def _as_connection() -> Iterator[None]:
         raise kind(exc.message, hint=exc.hint, **exc.facts) from exc
 
 
+def _failures(*steps: Callable[[], None]) -> list[JbiError]:
+    """Take all steps; why some have failed, which leaves the others to be taken."""
+    failed = []
+    for step in steps:
+        try:
+            step()
+        except SequenceStateException:
+            pass  # destroyed by somebody else, at the same moment
+        except JbiError as exc:
+            log.warning("a connection did not end in order: %s", exc)
+            failed.append(exc)
+    return failed
+
+
+def _hand_over(light: PublisherAdapterLight, seconds: float) -> None:
+    """Wait until the node has what was published. Raises PlatformFailureException."""
+    try:
+        light.flush(seconds)
+    except BackPressureError as exc:
+        raise PlatformFailureException(f"{exc.message}; they are lost") from exc
+
+
 class ConnectionManager:
     """Makes connections. Without arguments its configuration is that of the process (jbi.toml, JBI_*), and they share
     the process's one SubscriberAdapter; `share` is for who acts for several users in one."""
@@ -526,7 +557,7 @@ class ConnectionManager:
     @call
     def destroyConnection(self, connection: Connection) -> None:
         """End a connection for good; as `disconnect`, if it is connected. Raises ConnectionException for one that is
-        destroyed, or of another manager."""
+        destroyed, or of another manager, and as `disconnect`: it is destroyed all the same."""
         with self._lock:
             if connection not in self._connections:
                 raise ConnectionException("the connection is destroyed, or another manager's")

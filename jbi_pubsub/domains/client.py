@@ -109,7 +109,8 @@ class Client:
         return offer_id
 
     def unwatch(self, watched: str) -> None:
-        """Have nothing told of it any more. Raises UnknownUidError."""
+        """Have nothing told of it any more. Raises UnknownUidError, and WireError when a delegate that has not answered
+        goes on to remember what was watched durably."""
         with self._lock:
             interest = self._watched.pop(watched, None)
         if interest is None:
@@ -279,15 +280,20 @@ class Client:
             self._journal.close()
 
     def leave(self) -> None:
-        """End all of it, also what is watched durably. Safe to repeat."""
+        """End all of it, also what is watched durably; one that fails leaves the others to be ended. Safe to repeat.
+        Raises as `unwatch`."""
         with self._lock:
             watched, followed, groups = list(self._watched), list(self._followed), list(self._groups)
-        for each in watched:
-            self.unwatch(each)
-        for each in followed:
-            self.unfollow(each)
-        for each in groups:
-            self.part(each)
+        with ExitStack() as ends:
+            ends.callback(self._leave_domain)
+            for each in groups:
+                ends.callback(self.part, each)
+            for each in followed:
+                ends.callback(self.unfollow, each)
+            for each in watched:
+                ends.callback(self.unwatch, each)
+
+    def _leave_domain(self) -> None:
         if self._domain.forget(self):
             self._domain.unlisten(self._answers)
             self._end()

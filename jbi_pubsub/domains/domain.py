@@ -185,7 +185,8 @@ class Domain:
         )  # fmt: skip
 
     def unlisten(self, subscription: SubscriptionUid) -> None:
-        """Have nothing told of it any more."""
+        """Have nothing told of it any more. Raises WireError when a delegate that has not answered goes on to remember
+        it."""
         self._subscriber.cancel_subscription(subscription)
 
     def past(

@@ -233,7 +233,7 @@ class DelegateConnection:
             return
         left = self.queue.wait_taken(timeout, publication.number if publication else None)
         if left:
-            raise BackPressureError(f"{left} objects not taken by the delegate within {timeout:g} s")
+            raise BackPressureError(f"{left} objects not taken by the delegate within {timeout:.3g} s")
 
     def close(self, timeout: float) -> None:
         """Hand over what is queued within `timeout` seconds, then leave, which takes LEAVE_SECONDS more at most. What

@@ -350,7 +350,8 @@ class SubscriberAdapter:
     @checked
     def cancel_subscription(self, subscription: SubscriptionUid) -> None:
         """Cancel it everywhere: no further object comes once this has returned. A durable one is over then: `close`
-        leaves it for the next time. Raises UnknownUidError."""
+        leaves it for the next time. Raises UnknownUidError, WireError when an archive that has not answered goes on
+        to keep a durable one."""
         self._subscriptions.cancel(self._find(subscription))
 
     def __repr__(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -152,7 +153,7 @@ class ArchiveQueries:
         if first_level.template is not None:
             called, entries = self._bound(first_level)
         name, archives = archives_with(
-            called, self._listed(), is_published=self._published.is_published, at=given.get("at"),
+            called, self._listed(timeout), is_published=self._published.is_published, at=given.get("at"),
             is_whole=given.get("whole_name", False),
         )  # fmt: skip
         first_level = replace(first_level, name=name)
@@ -219,7 +220,7 @@ class ArchiveQueries:
     def get(self, object_id: str, timeout: float) -> InfoObject:
         """An archived object. Raises as `get` of the adapter."""
         request = object_request(object_id)
-        _, archives = archives_with("", self._listed(), is_published=lambda _: False)
+        _, archives = archives_with("", self._listed(timeout), is_published=lambda _: False)
         with self.open(QueryDraft(request, archives, timeout)) as opened:
             found = opened.get_next(1)
         if not found and opened.partial:
@@ -252,10 +253,12 @@ class ArchiveQueries:
             )
         return known
 
-    def archives(self) -> list[ServiceItem]:
-        """One listing of each archive. Raises LookupNotFoundError."""
+    def archives(self, seconds: float = math.inf) -> list[ServiceItem]:
+        """One listing of each archive; lookup services have so many `seconds` at most, and some. Raises
+        LookupNotFoundError."""
         template = ServiceTemplate(entries=(ArchiveEntry().rep(),))
-        items = self._community.lookup(template, EVERYTHING)
+        timeout = min(self._config.lookup.timeout, max(LISTED_SECONDS, seconds))
+        items = self._community.lookup(template, EVERYTHING, timeout=timeout)
         return list({item.proxy.service_id: item for item in items}.values())
 
     def close(self) -> None:
@@ -265,11 +268,11 @@ class ArchiveQueries:
         for query in queries:
             query.close()
 
-    def _listed(self) -> list[ServiceItem]:
+    def _listed(self, seconds: float = math.inf) -> list[ServiceItem]:
         """As `archives`. Where there is none it is looked again for a second: one that has just started is not listed
         yet."""
         until = time.monotonic() + LISTED_SECONDS
-        while not (items := self.archives()) and time.monotonic() < until:
+        while not (items := self.archives(seconds)) and time.monotonic() < until:
             time.sleep(0.05)
         return items
 

@@ -72,6 +72,9 @@ class PlacedSubscription(LocalSubscription):
         that is told: what it lacks of the other one nobody knows."""
         with self.queue.changed:
             before = self._archives.get(address, "")
+            moved = [at for at, was in self._archives.items() if at != address and was in granted.incarnations]
+            for former in moved:  # it has another address now
+                del self._archives[former]
             self._archives[address] = next(iter(granted.incarnations), "")
         if granted.is_new and not before:
             log.info("durable subscription %r is new at %s: it begins at its `start`", self.request.durable, address)
@@ -80,6 +83,11 @@ class PlacedSubscription(LocalSubscription):
         elif granted.is_elsewhere and not before:
             at = self.request.start
             self.lose(Cause.OTHER_ARCHIVE, 0, f"position {at.after} is not of the one at {address}, all of which comes")
+
+    def kept_at(self) -> list[str]:
+        """Those that it has stood at, if it is durable."""
+        with self.queue.changed:
+            return list(self._archives) if self.request.durable else []
 
     def may_lack(self, source: Consumer, matched: Collection[str], *, is_placed: bool) -> bool:  # noqa: ARG002
         """Not what an archive has, which gives it when it is there again."""

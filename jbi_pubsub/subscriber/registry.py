@@ -73,16 +73,17 @@ class RemoteRegistry:
         self._mark_to_cancel(self.remotes.want(subscription, is_expected=is_expected))
         self._link.demand()
 
-    def unwant(self, subscription: LocalSubscription) -> None:
-        """Cancel it there. Waits for the delegate's answer, so that nothing is delivered afterwards."""
+    def unwant(self, subscription: LocalSubscription) -> bool:
+        """Cancel it there; whether the delegate has ended it. Waits for its answer, so that nothing is delivered
+        afterwards."""
         with self._link.changed:
             flow = self.remotes.unwant(subscription)
             right = self._mark_to_cancel(flow)
             if flow is None:
-                return
+                return False
             self.remotes.ending.add(subscription.uid)
         try:
-            self._cancel_flow(flow, right)
+            return self._cancel_flow(flow, right)
         finally:
             with self._link.changed:
                 self.remotes.ending.discard(subscription.uid)
@@ -121,7 +122,7 @@ class RemoteRegistry:
                 self.remotes.retry()
             to_cancel, to_ask = self.remotes.due()
         for uid, right in to_cancel.items():
-            if not self._is_cancelled(right, uid):
+            if not _is_answer(_unsubscribe(self._link, right, uid)):
                 raise WireError(f"no answer to the cancellation of subscription {uid}")
             with self._link.changed:
                 self.remotes.confirm(uid, right)
@@ -332,29 +333,36 @@ class RemoteRegistry:
         self.remotes.to_cancel[flow.subscription.uid] = right
         return right
 
-    def _cancel_flow(self, flow: DeliveryFlow, right: str) -> None:
+    def _cancel_flow(self, flow: DeliveryFlow, right: str) -> bool:
         self._link.renewals.remove((self._link, flow.subscription.uid))
-        self._cancel(right, flow.subscription.uid)
+        return self._cancel(right, flow.subscription.uid)
 
-    def _cancel(self, right: str, uid: str) -> None:
-        """Cancel it at the delegate; if nobody answers, the session's thread tries again: nothing else would end a
-        subscription whose session goes on."""
-        is_cancelled = self._is_cancelled(right, uid)
+    def _cancel(self, right: str, uid: str) -> bool:
+        """Cancel it at the delegate; whether that has ended it. If nobody answers, the session's thread tries again:
+        nothing else would end a subscription whose session goes on."""
+        why = _unsubscribe(self._link, right, uid)
         with self._link.changed:
-            if is_cancelled:
+            if _is_answer(why):
                 self.remotes.confirm(uid, right)
                 self._link.changed.notify_all()
             else:
                 self._link.demand()
+        return why is None
 
-    def _is_cancelled(self, right: str, uid: str) -> bool:
-        """Cancel it at the delegate; whether that has answered."""
-        try:
-            self._link.proxy.unsubscribe(right, uid)
-        except JbiError as exc:
-            log.debug("%s: subscription %s is not cancelled: %s", self._link.name, uid, exc)
-            return not isinstance(exc, WireError) or isinstance(exc, ProtocolError)
-        return True
+
+def _unsubscribe(link: SessionLink, right: str, uid: str) -> JbiError | None:
+    """Cancel a subscription at the delegate; why it is not cancelled there."""
+    try:
+        link.proxy.unsubscribe(right, uid)
+    except JbiError as exc:
+        log.debug("%s: subscription %s is not cancelled: %s", link.name, uid, exc)
+        return exc
+    return None
+
+
+def _is_answer(why: JbiError | None) -> bool:
+    """Whether the delegate has answered."""
+    return not isinstance(why, WireError) or isinstance(why, ProtocolError)
 
 
 class SessionLosses:

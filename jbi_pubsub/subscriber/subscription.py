@@ -360,6 +360,10 @@ class LocalSubscription:
             self.stood_at.add(server)
             self.order.open(source)
 
+    def kept_at(self) -> list[str]:
+        """Archives (addresses) that keep it when its session has ended."""
+        return []
+
     def close(self) -> None:
         """Nobody takes from it any more, and nothing of its sources is held, such as files of objects that have come by
         half."""

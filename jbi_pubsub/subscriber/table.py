@@ -8,11 +8,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from shlex import quote
 from typing import Any, Final
 
 from jbi_pubsub.core.backoff import Backoff
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import AdapterStateError, JbiError, QosDeniedError, UnknownUidError, unknown_uid
+from jbi_pubsub.core.errors import AdapterStateError, JbiError, QosDeniedError, UnknownUidError, WireError, unknown_uid
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import InfoObject, TypeName
 from jbi_pubsub.core.quality import GrantedQos
@@ -126,7 +127,7 @@ class SubscriptionTable:
         try:
             self.watches.begin(watch, subscription, deadline)
         except BaseException:
-            self.cancel(subscription)
+            self._drop(subscription)
             raise
         subscription.stand()
         subscription.has_begun = True
@@ -134,15 +135,26 @@ class SubscriptionTable:
             self._waiting.add(subscription.uid)
 
     def cancel(self, subscription: LocalSubscription) -> None:
-        """Cancel it everywhere: no further object comes once this has returned."""
+        """Cancel it everywhere: no further object comes once this has returned. Raises WireError when an archive that
+        has not answered goes on to keep a durable one."""
+        ended = self._drop(subscription)
+        if kept := [address for address in subscription.kept_at() if address not in ended]:
+            name = subscription.request.durable
+            raise WireError(
+                f"durable subscription {name!r} is not ended at {'; '.join(kept)}, where nobody has answered to that",
+                hint=f"When it answers again: jbi subscriptions end {quote(name)}",
+            )
+
+    def _drop(self, subscription: LocalSubscription) -> set[str]:
+        """Addresses at which it stood, and is cancelled."""
         with self._lock:
             self._subscriptions.pop(subscription.uid, None)
             self._told.pop(subscription.uid, None)
             sessions = self.sessions.all()
             self.watches.remove(subscription)
-        for session in sessions:
-            session.registry.unwant(subscription)
+        ended = {session.link.address for session in sessions if session.registry.unwant(subscription)}
         subscription.close()
+        return ended
 
     def amend(
         self, local: LocalSubscription, request: SubscriptionRequest, opened: TypeName | None, deadline: float

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from jbi_pubsub.capi import (
     AttributeDescriptor,
+    CapiException,
     Connection,
     ConnectionException,
     ConnectionManager,
@@ -135,7 +136,7 @@ class Common:
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def _destroy(self, held: _ApiConnection) -> None:
-        with contextlib.suppress(ConnectionException):  # by a call at the same moment
+        with contextlib.suppress(CapiException):  # by a call at the same moment; what is lost is logged
             self._manager.destroyConnection(held.connection)
 
     # -- one call -----------------------------------------------------------------------------------------------

@@ -280,8 +280,8 @@ class Panels:
         finally:
             with self._lock:
                 self._standing.clear()
-            self._manager.destroyConnection(connection)
             self.happened("", "disconnected")
+            self._manager.destroyConnection(connection)
 
     @property
     def is_connected(self) -> bool:

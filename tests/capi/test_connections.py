@@ -20,6 +20,7 @@ from jbi_pubsub.capi import (
     InfoObjectDescriptor,
     InvalidMetadataException,
     InvalidPredicateException,
+    NodeAwayException,
     ObjectSizeException,
     PermissionDeniedException,
     PlatformFailureException,
@@ -397,11 +398,50 @@ def test_a_connection_that_ends_while_the_node_is_away_waits_once_for_all_its_se
     server.stop(0.5)
     for each in publishers:
         each.publishInfoObject(connection.createInfoObject("t", "1.0", b"", "<a/>"))
-    # When it ends, Expect not to wait for each of them
+    # When it ends, Expect not to wait for each of them, and to be told what is lost
     began = time.monotonic()
-    connection.disconnect()
+    with pytest.raises(PlatformFailureException, match=r"20 objects not taken .* within 1 s; they are lost"):
+        connection.disconnect()
     assert time.monotonic() - began < 60.0
+    # Expect it to be left all the same
     assert {each.getSequenceState() for each in publishers} == {3}
+    with pytest.raises(ConnectionException, match="not connected"):
+        connection.disconnect()
+
+
+def test_a_connection_that_ends_tells_what_the_node_refuses_until_then(
+    connection: Any, node: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given an archive without room, of which nobody has heard
+    def room(_archive: Archive, _size: int) -> float:
+        raise StorageError("the archive has no room")
+
+    monkeypatch.setattr(Archive, "room", room)
+    sequence = connection.createPublisherSequence("t", "1.0")
+    sequence.setPersistenceAttribute(True)
+    sequence.activateSequence()
+    # When a connection ends after an object that is refused; Expect that to be told
+    sequence.publishInfoObject(connection.createInfoObject("t", "1.0", b"", "<a/>"))
+    with pytest.raises(PlatformFailureException, match="has no room"):
+        connection.disconnect()
+
+
+def test_a_durable_sequence_that_the_node_keeps_is_told(node: Any) -> None:
+    # Given a durable sequence at a node that goes away
+    connection = node.connected()
+    sequence = connection.createSubscriberSequence("t", "1.0")
+    sequence.setDurableAttribute("vehicle 7")
+    sequence.activateSequence()
+    publisher = connection.createPublisherSequence("t", "1.0")
+    publisher.activateSequence()
+    publisher.publishInfoObject(connection.createInfoObject("t", "1.0", b"", "<a/>"))
+    sequence.getNext(20_000)
+    node.servers[0].stop(0.5)
+    # When it is destroyed, expect to be told that it stands there yet, and how it ends
+    with pytest.raises(NodeAwayException, match="'vehicle 7' is not ended") as told:
+        connection.destroySequence(sequence)
+    assert "jbi subscriptions end 'vehicle 7'" in told.value.hint
+    assert sequence.getSequenceState() == 3
 
 
 @pytest.mark.row("G-198")

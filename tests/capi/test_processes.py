@@ -212,7 +212,7 @@ def test_while_the_node_is_away_each_call_ends_in_time_and_says_so(
         "destroy a query": (lambda: connection.destroySequence(query), None),
         "destroy a subscriber": (lambda: connection.destroySequence(subscriber), None),
         "destroy a publisher": (lambda: connection.destroySequence(publisher), PlatformFailureException),
-        "disconnect": (connection.disconnect, None),
+        "disconnect": (connection.disconnect, PlatformFailureException),
         "destroyConnection": (lambda: manager.destroyConnection(connection), None),
     }
     for name, (call, expected) in calls.items():

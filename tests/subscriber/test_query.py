@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+import msgspec
 import pytest
 from histories import Past, an_object
 
@@ -20,6 +21,7 @@ from jbi_pubsub.core.errors import (
     ArgumentError,
     BackPressureError,
     ConfigurationError,
+    LookupNotFoundError,
     MetadataError,
     PredicateError,
     ProtocolError,
@@ -401,6 +403,17 @@ def test_an_archive_that_begins_and_hangs_is_named_and_the_others_give_theirs(
         assert len(list(subscriber.query("t", latest_by="/m/key", timeout=2.0))) == 3
         with subscriber.open_query("t", order="newest", limit=3, timeout=2.0) as newest:
             assert _numbers(newest.get_next(9)) == ([10, 9, 8] if sent else [9, 7, 5])
+
+
+def test_a_lookup_service_that_is_not_there_is_waited_for_no_longer_than_the_query_may_take(federation: Any) -> None:
+    # Given no lookup service, which others wait for a minute for
+    lookup = msgspec.structs.replace(federation.config.lookup, locators=("127.0.0.1:1",))
+    with SubscriberAdapter(msgspec.structs.replace(federation.config, lookup=lookup)) as subscriber:
+        # When a query may take a second, expect an error after that
+        began = time.monotonic()
+        with pytest.raises(LookupNotFoundError):
+            subscriber.open_query("t", timeout=1.0)
+        assert time.monotonic() - began < 30.0
 
 
 def test_nothing_stays_of_many_queries(

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from jbi_pubsub import InfoObject, SubscriberAdapter
 from jbi_pubsub.core.config import ClientSection
-from jbi_pubsub.core.errors import ArgumentError, ConfigurationError, StorageError, UnknownUidError
+from jbi_pubsub.core.errors import ArgumentError, ConfigurationError, StorageError, UnknownUidError, WireError
+from jbi_pubsub.protocol.replies import Grant
 from jbi_pubsub.protocol.requests import Start, SubscriptionRequest
 from jbi_pubsub.subscriber.flows import FlowTable
 from jbi_pubsub.subscriber.listeners import ListenerPool
@@ -322,6 +323,46 @@ def test_a_durable_subscription_belongs_to_its_user(federation: Any, archive: Ca
     assert first.secret == secret_of("fusion-1", ClientSection())
     # Expect the secret not to be shown
     assert first.secret not in repr(first)
+
+
+def test_an_archive_that_has_moved_keeps_a_durable_subscription_once() -> None:
+    # Given a durable subscription, and an archive that is at another address after a restart
+    subscription = _subscription(durable="d-1")
+    subscription.placed_at("a:1", Grant(1, placed=True, incarnations=("first",)))
+    subscription.placed_at("b:1", Grant(2, placed=True, incarnations=("other",)))
+    subscription.placed_at("a:2", Grant(3, placed=True, incarnations=("second", "first")))
+    # Expect it to stand where the archives are now
+    assert sorted(subscription.kept_at()) == ["a:2", "b:1"]
+    assert _subscription(start=Start("all")).kept_at() == []
+
+
+@pytest.mark.parametrize("how", ["there", "killed", "gone", "not durable"])
+def test_a_durable_subscription_that_an_archive_keeps_is_told(
+    federation: Any, archive: Callable[..., Past], eventually: Callable[..., Any], how: str
+) -> None:
+    # Given a durable subscription at two archives, one of which dies, or is gone for long
+    federation.leases(2.0)
+    archive([an_object(1)])
+    dying = archive([an_object(2)])
+    subscriber: SubscriberAdapter = federation.subscriber()
+    uid = subscriber.register_subscriber(type_name="t", start="all", durable=None if how == "not durable" else "d-1")
+    assert sorted(_received(subscriber, uid, 2)) == [1, 2]
+    if how == "gone":
+        dying.stop()
+        eventually(lambda: len(subscriber.status()["sessions"]) == 1)
+    elif how != "there":
+        dying.die()
+    # When it is cancelled
+    if how in ("there", "not durable"):
+        subscriber.cancel_subscription(uid)
+    else:
+        # Expect to be told where it goes on, and by which command it ends
+        with pytest.raises(WireError, match=f"'d-1' is not ended at {dying.address}") as told:
+            subscriber.cancel_subscription(uid)
+        assert "jbi subscriptions end d-1" in told.value.hint
+    # Expect it to be cancelled here all the same
+    with pytest.raises(UnknownUidError):
+        subscriber.cancel_subscription(uid)
 
 
 def test_a_durable_subscription_is_set_back_by_its_user_alone(
