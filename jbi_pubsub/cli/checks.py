@@ -57,6 +57,8 @@ MAIL_WAITS_SECONDS: Final = 60.0
 """A mail that has waited longer is worth a warning."""
 PORT_SECONDS: Final = 1.0
 """Seconds that a process on our port has to say what it is."""
+_OURS: Final = re.compile(r"(^|[/ ])jbi(-\w+|_pubsub)?( |$)")
+"""Part of a command line that a process of ours has: `jbi node start`, `python -m jbi_pubsub node start`."""
 DISK_LOW, DISK_FULL = 256 << 20, 16 << 20
 """Bytes free where state is kept: a warning, a failure."""
 OTHER_FILES: Final = 100
@@ -250,7 +252,8 @@ def ports(checkup: Checkup) -> Iterator[Finding]:
     config = checkup.config
     wanted = {
         "lookup": (config.lookup.host, config.lookup.port), "pad": (config.pad.host, config.pad.port),
-        "web": (config.web.host, config.web.port), "metrics": (config.metrics.host, max(0, config.metrics.port)),
+        "web": (config.web.host, config.web.port), "gateway": (config.gateway.host, config.gateway.port),
+        "metrics": (config.metrics.host, max(0, config.metrics.port)),
     }  # fmt: skip
     for section, (host, port) in wanted.items():
         if port:
@@ -284,9 +287,9 @@ def _taken(checkup: Checkup, section: str, host: str, port: int) -> Finding:
             ref = ServiceRef("", STATUS, (with_port(reached, port),))
             facts = fetch_status(ref, checkup.config.security(), timeout=PORT_SECONDS)
             return Finding("ports", "ok", f"{at}: our {kind_of(facts)} is there, up for {_seconds(facts)} s")
-    elif process and re.search(r"(^|[/ ])jbi(-\w+)?( |$)", process[1]):
-        return Finding("ports", "ok", f"{at}: our own has it: {process[1]} ({process[0]})")
-    who = f"{process[1]} ({process[0]})" if process else "a process of another user"
+    who = f"{process[1][:100]} ({process[0]})" if process else "a process of another user"
+    if section not in ("lookup", "pad") and process and _OURS.search(process[1]):
+        return Finding("ports", "ok", f"{at}: our own has it: {who}")
     stop = f"kill {process[0]}" if process else f"find it: sudo ss -ltnp 'sport = :{port}'"
     return Finding("ports", "failure", f"{at}: {who} has it", f"{stop}; or take another: --set {section}.port=0")
 
@@ -308,7 +311,7 @@ def _holder(port: int) -> tuple[int, str] | None:
         with contextlib.suppress(OSError):  # another user's, or gone
             if any(str(each.readlink()) in inodes for each in (process / "fd").iterdir()):
                 words = (process / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-                return int(process.name), " ".join(word.decode(errors="replace") for word in words)[:100]
+                return int(process.name), " ".join(word.decode(errors="replace") for word in words)
     return None
 
 

@@ -37,6 +37,7 @@ from jbi_pubsub.lookup.client import multicast
 from jbi_pubsub.spark.javaenv import JavaHome
 
 NOBODY = ("--no-multicast", "--set", "lookup.locators=")
+NO_PORTS = tuple(word for section in ("lookup", "web", "gateway") for word in ("--set", f"{section}.port=0"))
 NOW = datetime.now(UTC)
 
 
@@ -114,7 +115,7 @@ def _rubbish(sock: socket.socket) -> None:
 
 def test_it_needs_no_server(said: Callable[..., Any]) -> None:
     # Given nothing that runs; Expect every check to say something, advice for each that is not well, and exit code 0
-    answer = said(*NOBODY, "--set", "lookup.port=0", "--set", "web.port=0", "doctor")
+    answer = said(*NOBODY, *NO_PORTS, "doctor")
     assert answer.code == 0, answer
     head, *rows = [line.split("\t") for line in answer.out.splitlines()]
     assert head == ["check", "state", "found", "advice"]
@@ -188,27 +189,49 @@ def test_a_port_that_another_program_has(findings: Callable[..., Any]) -> None:
     # Given a port of ours that somebody listens on
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
-        web = findings("ports", "--set", f"web.port={number}", "--set", "lookup.port=0")
-        lookup = findings("ports", "--set", f"lookup.port={number}", "--set", "web.port=0")
+        sections = ("lookup", "web", "gateway", "metrics")
+        told = {each: findings("ports", *NO_PORTS, "--set", f"{each}.port={number}") for each in sections}
     # Expect to be told who, and how to end it or to go elsewhere
-    for found, section in ((web, "web"), (lookup, "lookup")):
+    for section, found in told.items():
         assert states(found) == ["failure"]
         assert f"127.0.0.1:{number} of [{section}]" in found[0]["found"]
         assert f"({os.getpid()}) has it" in found[0]["found"]
         assert f"kill {os.getpid()}; or take another: --set {section}.port=0" in found[0]["advice"]
     # When it is free again; Expect nothing to be wrong
-    assert states(findings("ports", "--set", f"web.port={number}", "--set", "lookup.port=0")) == ["ok"]
+    assert states(findings("ports", *NO_PORTS, "--set", f"web.port={number}")) == ["ok"]
 
 
 def test_a_port_that_our_own_server_has(findings: Callable[..., Any], federation: Any) -> None:
     number = federation.lookups[0].address.rpartition(":")[2]
-    [found] = findings("ports", "--set", f"lookup.port={number}", "--set", "web.port=0")
+    [found] = findings("ports", *NO_PORTS, "--set", f"lookup.port={number}")
     assert found["state"] == "ok"
     assert "our lookup service is there" in found["found"]
 
 
+@pytest.mark.parametrize("started", ["jbi", "-m jbi_pubsub", "-m other", "jbi_notes"])
+def test_a_port_that_a_command_of_ours_has(findings: Callable[..., Any], tmp_path: Path, started: str) -> None:
+    # Given a process of that command line that listens, as one that `jbi node start --detach` has started
+    listening = (
+        "import socket, sys\nwith socket.create_server(('127.0.0.1', 0)) as ours:\n"
+        "    print(ours.getsockname()[1], flush=True)\n    sys.stdin.read()\n"
+    )
+    for name in ("jbi", "jbi_pubsub.py", "other.py", "jbi_notes"):
+        (tmp_path / name).write_text(listening)
+    command = [sys.executable, *started.split(), "node", "start"]
+    with subprocess.Popen(command, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        number = int(process.stdout.readline())
+        # When its port is looked at, expect it to be known as ours, or as another's
+        found = [findings("ports", *NO_PORTS, "--set", f"{each}.port={number}") for each in ("metrics", "gateway")]
+        process.communicate()
+    expected = "ok" if started in ("jbi", "-m jbi_pubsub") else "failure"
+    assert [states(each) for each in found] == [[expected], [expected]]
+
+
 def test_an_address_that_is_not_ours(findings: Callable[..., Any]) -> None:
-    [found] = findings("ports", "--set", "web.host=192.0.2.1", "--set", "lookup.port=0")  # RFC 5737: nobody's
+    [found] = findings(
+        "ports", *NO_PORTS, "--set", "web.host=192.0.2.1", "--set", "web.port=8160"
+    )  # RFC 5737: nobody's
     assert found["state"] == "failure"
     assert "ip -br address" in found["advice"]
 
