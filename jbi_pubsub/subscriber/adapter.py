@@ -278,9 +278,9 @@ class SubscriberAdapter:
         self._subscriptions.acknowledge(obj, subscription)
 
     def types(self) -> list[TypeName]:
-        """Types and versions that are published now, as far as the lookup services that answer know."""
+        """Types and versions that are published now, as lookup services know them. Raises LookupNotFoundError."""
         self._check_open()
-        return self._published.types()
+        return self._published.types(self._config.lookup.timeout)
 
     # -- archives -----------------------------------------------------------------------------------------------
 

@@ -145,8 +145,9 @@ class PublishedTypes:
         """Names of all types."""
         return self._values(Described(), "name")
 
-    def types(self) -> list[TypeName]:
-        """Types and versions."""
+    def types(self, timeout: float) -> list[TypeName]:
+        """Types and versions, as soon as a lookup service answers. Raises as `await_service`."""
+        self.await_service(timeout)
         return sorted(TypeName(name, version) for name in self.names() for version in self.versions(name))
 
     def versions(self, name: str) -> Sequence[str]:
