@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from jbi_pubsub.core.errors import ArgumentError
 
@@ -64,6 +64,8 @@ class BoundedHttp(InTime, HttpToolsProtocol):
             meant = self.url.partition(b"://")[2].partition(b"/")[0].partition(b"?")[0]
             self.headers[:] = [(name, meant if name == b"host" else value) for name, value in self.headers]
         super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":
+            self.cycle.__class__ = UnchunkedCycle
 
     def on_body(self, body: bytes) -> None:
         """A part of it."""
@@ -115,6 +117,22 @@ class BoundedHttp(InTime, HttpToolsProtocol):
         if self._stalled is not None:
             self._stalled.cancel()
             self._stalled = None
+
+
+class UnchunkedCycle(RequestResponseCycle):
+    """Request and answer of a client that knows no chunks (RFC 9112, section 6.1): what has no length ends with the
+    connection."""
+
+    _has_no_length = False
+
+    async def send(self, message: Any) -> None:
+        """For the application."""
+        if message["type"] == "http.response.start":
+            self._has_no_length = not any(name == b"content-length" for name, _ in message["headers"])
+            self.chunked_encoding = False if self._has_no_length else None
+        elif self._has_no_length:
+            self.expected_content_length = len(message["body"]) + bool(message.get("more_body"))
+        await super().send(message)
 
 
 class GatheringTransport:

@@ -61,3 +61,30 @@ def test_a_part_is_taken_as_it_is() -> None:
             objects_in(part % said, kind)
         assert isinstance(caught.value.error, ArgumentError)
         assert said.decode() in caught.value.error.message
+
+
+def test_a_stream_for_a_client_of_http_1_0_ends_with_its_connection(reached: Callable[..., Any]) -> None:
+    # Given a client that knows no chunks (RFC 9112, section 6.1)
+    it = reached(archive=False)
+    address = "127.0.0.1", it.gateway.port
+    with socket.create_connection(address, timeout=60) as connection, connection.makefile("rb") as stream:
+        connection.sendall(b"GET /v1/types/report/1.0/subscribe HTTP/1.0\r\nHost: localhost\r\n\r\n")
+        head = b"".join(iter(stream.readline, b"\r\n")).lower()
+        assert (b"transfer-encoding" in head, b"connection: close" in head) == (False, True)
+        # When an object comes, and the subscription ends; Expect the bytes of its event, and the end
+        opened = b"".join(iter(stream.readline, b"\n"))
+        assert opened.startswith(b"event: open\n")
+        assert it.ask("POST", AT, b"<r/>", **XML).status == 201
+        event = b"".join(iter(stream.readline, b"\n"))
+        assert event.startswith(b"event: object\n")
+        key = opened.partition(b'"subscription":"')[2].partition(b'"')[0].decode()
+        assert it.ask("DELETE", f"/v1/subscriptions/{key}").status == 204
+        assert stream.read() == b""
+
+
+def test_an_answer_with_its_length_is_the_same_for_a_client_of_http_1_0(reached: Callable[..., Any]) -> None:
+    address = "127.0.0.1", reached(archive=False).gateway.port
+    with socket.create_connection(address, timeout=60) as connection, connection.makefile("rb") as answer:
+        connection.sendall(b"GET /v1/types HTTP/1.0\r\nHost: localhost\r\n\r\n")
+        head, _, body = answer.read().partition(b"\r\n\r\n")
+    assert (b"content-length: %d" % len(body) in head, body) == (True, b'{"types":[]}')
