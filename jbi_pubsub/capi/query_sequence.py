@@ -93,8 +93,8 @@ class QuerySequence(InfoObjectSequence):
         """Ask the archive of the node that the connection is at; without a predicate for all objects of the type.
         Results come to `callback`, or by `getNext`. What was published and acknowledged before is seen. Raises
         PausedSequenceException, SequenceStateException (also while a former query has results that were not taken),
-        UnrecognizedObjectTypeException (the archive has none of that type), ObjectUnavailableException (the node has no
-        archive), PermissionDeniedException, PlatformFailureException."""
+        UnrecognizedObjectTypeException (the archive has none of that type, and nobody publishes it),
+        ObjectUnavailableException (the node has no archive), PermissionDeniedException, PlatformFailureException."""
         self._execute(callback, QUERY_MS, at=self._connection.node_addresses())
 
     @call
