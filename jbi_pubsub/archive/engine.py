@@ -100,7 +100,7 @@ class Archive:
             self._end_before = self._catalogue.end
             """The last position that was known to be given when this was opened, or that a consumer has had."""
             self._room = ArchiveRoom(section, self.folder, volume_bytes)
-            self._log, deleted = self._recovered(volume_bytes, volume_records)
+            self._log, deleted = self._recovered(self._room.volume_bytes, volume_records)
             undo.callback(self._log.close)
             self.incarnations: Final = self._catalogue.begin(uuid4().hex, self.end)
             """See Keeping."""
@@ -125,11 +125,11 @@ class Archive:
         """See Keeping: that of its folder."""
         return self.folder.archive.hex()
 
-    def room(self, size: int) -> float:
+    def room(self, size: int, *, may_pass: bool = True) -> float:
         """See Keeping. With `full = "drop_oldest"` in a moment, if something can give way."""
         if self._section.full == "drop_oldest":
             return TICK if self._room.can_give_way(self._log) and self._room.lack(size, self._log, ahead=True) else 0.0
-        if self._section.full == "refuse" and (why := self._room.lack(size, self._log)):
+        if (self._section.full == "refuse" or not may_pass) and (why := self._room.lack(size, self._log)):
             raise StorageError(
                 f"the archive in {self.folder.path} has no room: {why}",
                 hint="Make room, or shorten what is kept ([[keep]]); see [archive] full",
@@ -360,7 +360,7 @@ class Archive:
             position=self.end,
             synced=self.synced,
             registrations=registrations,
-            full=self._room.lack(0, self._log),
+            full=self._room.full(self._log),
             counters=counters,
             **self._room.status(),
             **self._requests.status(),

@@ -19,6 +19,9 @@ from jbi_pubsub.core.errors import StorageError
 
 TAIL_PARTS: Final = 16
 """Parts of a volume: the bytes of objects are counted together by these, until all of them are in packs."""
+QUOTA_VOLUMES: Final = 8
+"""Volumes that a quota has room for, at least, where the oldest one is to give way."""
+VOLUME_LEAST: Final = 1 << 20
 FREE_ABOVE: Final = 0.9
 """Share of a quota: above that the oldest go, where they are to give way."""
 
@@ -30,7 +33,11 @@ class ArchiveRoom:
         self._section = section
         self._has_quota = section.max_metadata_bytes > 0 or section.max_payload_bytes > 0
         self._folder = folder
-        self._volume_bytes = volume_bytes
+        quota = min(filter(None, (section.max_metadata_bytes, section.max_payload_bytes)), default=0)
+        if quota and section.full == "drop_oldest":  # what is written can't give way
+            volume_bytes = min(volume_bytes, max(quota // QUOTA_VOLUMES, VOLUME_LEAST))
+        self.volume_bytes = volume_bytes
+        """Size of a file of the log."""
         self._stored = Stored(0, 0, 0, 0, 0)
         """The worker's last word on what lies there."""
         self._begun_when_stored = 0
@@ -41,12 +48,14 @@ class ArchiveRoom:
         """Bytes of the disk beyond the reserve."""
         self._lost_folder = ""
         """Why the folder can't be used any more."""
+        self._lacking = 0
+        """Bytes that there was no room for when that was asked last, though an empty archive would have it."""
 
     def add(self, additions: Iterable[Addition]) -> None:
         """Count what is in no pack yet."""
         for addition in additions:
             last = self._tail[-1] if self._tail else None
-            if last is not None and last.metadata + last.payload < self._volume_bytes // TAIL_PARTS:
+            if last is not None and last.metadata + last.payload < self.volume_bytes // TAIL_PARTS:
                 self._tail[-1] = replace(
                     last,
                     last=addition.last,
@@ -89,16 +98,29 @@ class ArchiveRoom:
 
     def lack(self, size: int, log: Log, *, ahead: bool = False) -> str:
         """Why there is no room for so many bytes; "" if there is. `ahead`: nor for the next file of the log."""
-        if size <= self.spare >= self._volume_bytes and not (self._has_quota or self._lost_folder):
+        if size <= self.spare >= self.volume_bytes and not (self._has_quota or self._lost_folder):
             return ""  # nearly always: this is asked for each object
-        section = self._section
+        why = self._lack(size, log, ahead)
+        if why and size <= (self._section.max_payload_bytes or size):
+            self._lacking = size
+        return why
+
+    def full(self, log: Log) -> str:
+        """Why there is no room for what it was asked for last in vain; "": there is, or it was asked for nothing."""
+        why = self._lack(self._lacking, log, ahead=False)
+        if not why:
+            self._lacking = 0
+        return why
+
+    def _lack(self, size: int, log: Log, ahead: bool) -> str:
+        section, (metadata, payload) = self._section, self._bytes()
         if self._lost_folder:
             return self._lost_folder
-        if section.max_metadata_bytes and self._bytes()[0] >= section.max_metadata_bytes:
-            return f"metadata take {section.max_metadata_bytes} bytes, as many as they may"
-        if section.max_payload_bytes and self._bytes()[1] + size > section.max_payload_bytes:
-            return f"payloads take {section.max_payload_bytes} bytes, as many as they may"
-        if (ahead or size + RECORD.size > log.room) and self.spare < max(self._volume_bytes, size):
+        if section.max_metadata_bytes and metadata >= section.max_metadata_bytes:
+            return f"metadata take {metadata:,} of {section.max_metadata_bytes:,} bytes"
+        if section.max_payload_bytes and payload + size > section.max_payload_bytes:
+            return f"payloads take {payload:,} of {section.max_payload_bytes:,} bytes"
+        if (ahead or size + RECORD.size > log.room) and self.spare < max(self.volume_bytes, size):
             return f"{max(0, self.spare) >> 20} MiB of the disk are left above the reserve"
         return ""
 
@@ -113,7 +135,7 @@ class ArchiveRoom:
             max(0, used - int(FREE_ABOVE * limit)) if limit else 0
             for used, limit in zip(self._bytes(), most, strict=True)
         ]
-        both = max(0, 2 * self._volume_bytes - self.spare)
+        both = max(0, 2 * self.volume_bytes - self.spare)
         return Free(over[0], over[1], both) if (both or any(over)) and self.can_give_way(log) else None
 
     def status(self) -> dict[str, Any]:

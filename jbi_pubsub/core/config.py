@@ -277,8 +277,9 @@ class ArchiveSection(Section, frozen=True):
     """When objects are forced to the disk: "batch": before a batch is acknowledged to its publisher; a number ("0.2"):
     every so many seconds; "never": when the system does."""
     full: Literal["refuse", "drop_oldest", "pass"] = "refuse"
-    """Action when the archive is full: refuse objects that are to be kept; drop the oldest; deliver without keeping,
-    and count (not_archived)."""
+    """Action when the archive is full. refuse: objects that are to be kept are refused to their publishers.
+    drop_oldest: the oldest volume is removed, and publishers wait until it is. pass: objects are delivered without
+    being kept, and counted (not_archived)."""
     columns: Annotated[int, msgspec.Meta(ge=1, le=256)] = 64
     """Paths of a type that have columns of their own in the index; all others share a table."""
     workers: Annotated[int, msgspec.Meta(ge=0, le=16)] = 1

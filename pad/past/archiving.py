@@ -159,7 +159,11 @@ class Archiving:
                 f"object of {size} bytes: an archive takes up to {MEMORY_BYTES}, and its registration is archived",
                 hint="Register with persist=False for larger ones", size=size, limit=MEMORY_BYTES,
             )  # fmt: skip
-        return self.keeping.room(size)
+        try:
+            return self.keeping.room(size)
+        except StorageError:
+            self.refused += 1
+            raise
 
     def keep(self, registration: Registration, run: Sequence[Parcel], now: float) -> list[RecentObject]:
         """Objects of a registration that is kept, in the buffer and in the archive. Raises StorageError: none of them
@@ -217,7 +221,7 @@ class Archiving:
         run = [parcel for uid, parcel in wanted.items() if uid not in known and uid not in deleted]
         self._introduce(run, entries)
         if run:
-            self.keeping.room(sum(parcel.size for parcel in run))
+            self.keeping.room(sum(parcel.size for parcel in run), may_pass=False)
             with self._lock:
                 first = self._buffers.reserve(len(run))
                 self.keeping.append(list(enumerate(run, first)), self._wall())

@@ -95,9 +95,9 @@ class Keeping(Protocol):
         does not tell them apart."""
         ...
 
-    def room(self, size: int) -> float:
-        """In how many seconds there may be room to keep an object of so many bytes, 0.0: there is. Raises StorageError:
-        there will be none; never waits."""
+    def room(self, size: int, *, may_pass: bool = True) -> float:
+        """In how many seconds there may be room to keep an object of so many bytes, 0.0: there is, or it may pass
+        without being kept. Raises StorageError: there will be none; never waits."""
         ...
 
     def append(self, run: Sequence[tuple[int, Parcel]], received: float) -> None:

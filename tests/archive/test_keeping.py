@@ -217,6 +217,37 @@ def test_an_object_without_room_is_refused_or_passed_and_counted(
         again.close()
 
 
+@pytest.mark.parametrize("full", ["refuse", "pass"])
+def test_an_archive_that_had_no_room_says_so_until_it_has(tmp_path: Path, full: str) -> None:
+    # Given an archive with a quota, of which some is left
+    archive = opened(tmp_path, full=full, max_payload_bytes=2_000)
+    for position in range(1, 19):
+        put(archive, position)
+    archive.room(1_100)
+    assert archive.status()["full"] == ""
+    # When what comes is larger than that; Expect it to be refused, or to pass, but never to pass where it is needed
+    for may_pass in {False, full == "pass"}:
+        if may_pass:
+            assert archive.room(1_101) == 0.0
+            archive.append([(19, parcel(19, payload=b"p" * 1_101))], 5.0)
+            assert archive.status()["counters"] == {"not_archived": 1}
+        else:
+            with pytest.raises(StorageError, match="payloads take 900 of 2,000 bytes"):
+                archive.room(1_101, may_pass=False)
+    if full == "refuse":
+        with pytest.raises(StorageError):
+            archive.room(1_101)
+    # Expect the archive to say that it is full, also when something smaller has come
+    put(archive, 20)
+    assert archive.status()["full"] == "payloads take 950 of 2,000 bytes"
+    # When the rest is gone; Expect it to say so no more
+    archive.close()
+    again = opened(tmp_path, full=full, max_payload_bytes=4_000)
+    again.room(1_101)
+    assert again.status()["full"] == ""
+    again.close()
+
+
 def test_a_clock_set_back_changes_no_order(tmp_path: Path) -> None:
     now = [1_000_000.0]
     archive = opened(tmp_path, clock=lambda: now[0])

@@ -7,7 +7,7 @@ import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -310,6 +310,22 @@ def test_lines_of_others_get_what_they_lack_and_bad_ones_are_told(jbi: Jbi, tmp_
     assert len(ids(jbi, "--type", "other.A", "--since", "2026-01-01T00:00Z")) == 2
     replayed = jbi("subscribe", "--type", "other.A", "--start", "all", "--count", "3", "--timeout", "20")
     assert len(replayed.out.splitlines()) == 3
+
+
+@pytest.mark.parametrize("full", ["refuse", "pass"])
+def test_what_an_archive_has_no_room_for_is_not_imported(
+    jbi: Jbi, federation: Any, tmp_path: Path, full: Literal["refuse", "pass"]
+) -> None:
+    # Given an archive that is full, and lets pass what is published, or refuses it
+    config = kept_in(tmp_path / "small", federation.config)
+    section = msgspec.structs.replace(config.archive, full=full, max_payload_bytes=10)
+    small = federation.pad("bravo", "paris", config=msgspec.structs.replace(config, archive=section))
+    assert jbi("archive", "export", "all.jsonl").code == 0
+    # When objects are imported there; Expect that to fail, and the archive to say why
+    shown = jbi("archive", "import", "all.jsonl", "--at", small.address)
+    assert (shown.code, shown.out) == (1, "")
+    assert "has no room: payloads take 0 of 10 bytes" in shown.err
+    assert small.status()["archive"]["position"] == 0
 
 
 def an_object(number: int, *, type_: str = "other.A", payload_length: int = 1) -> bytes:

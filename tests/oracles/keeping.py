@@ -66,7 +66,7 @@ class MemoryKeeping:
         if self.fails.get(what):
             raise StorageError(f"the disk fails ({what})")
 
-    def room(self, size: int) -> float:  # noqa: ARG002  # the protocol's
+    def room(self, size: int, *, may_pass: bool = True) -> float:  # noqa: ARG002  # the protocol's
         self._fail("room")
         return 0.0
 
