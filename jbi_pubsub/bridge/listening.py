@@ -16,6 +16,7 @@ from jbi_pubsub.core.errors import JbiError, LookupNotFoundError, UnknownUidErro
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import InfoObject, LossNotice
 from jbi_pubsub.core.quality import Importance, Wish
+from jbi_pubsub.core.signing import SigningKey
 from jbi_pubsub.core.xpath.narrowing import Condition
 from jbi_pubsub.lookup.client.finder import LookupCache
 from jbi_pubsub.lookup.item import ServiceTemplate
@@ -183,6 +184,10 @@ class PlatformAnswers:
     def lacks(self) -> str:
         """Note on what is missing."""
         return "; ".join(self._query.partial) if self._query is not None else ""
+
+    def signing_key(self, uid: str) -> SigningKey | None:
+        """See RemoteAnswers."""
+        return self._query.signing_key(uid) if self._query is not None else None
 
     def cancel(self) -> None:
         """Cancel the query."""

@@ -41,6 +41,7 @@ from jbi_pubsub.core.errors import (
 )
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import InfoObject, LargeObject, SchemaBundle
+from jbi_pubsub.core.signing import SigningKey
 from jbi_pubsub.core.values import converted
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.protocol.entries import BRIDGE_TYPE, HOPS_MOST, bridge_name
@@ -477,6 +478,10 @@ class _PassedAnswers:
     def lacks(self) -> str:
         """Note on what is missing."""
         return self._answers.lacks
+
+    def signing_key(self, uid: str) -> SigningKey | None:
+        """See RemoteAnswers."""
+        return self._answers.signing_key(uid)
 
     def cancel(self) -> None:
         """Cancel the query."""

@@ -43,6 +43,9 @@ class _Answers:
     def __iter__(self) -> Iterator[info_object.InfoObject]:
         return self._objects
 
+    def signing_key(self, uid: str) -> None:  # the protocol's
+        """See RemoteAnswers: lookup services and delegates know it of what was published."""
+
     def cancel(self) -> None:
         """End with the next object that the provider gives, whether that is one of the answers or not."""
         self._over.set()

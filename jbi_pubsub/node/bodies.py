@@ -123,6 +123,8 @@ class ResultBody(msgspec.Struct, frozen=True, array_like=True, tag_field="body",
     count: _Count = 0
     """Objects that the node has said before its last word: they may come behind it."""
     lacks: Annotated[str, msgspec.Meta(max_length=4_096)] = ""
+    signing: SigningKey | None = None
+    """Key that objects of a registration among them are signed with, in a result of its own."""
 
 
 NodeBody = SequenceBody | SchemaBody | WantedBody | SettledBody | LeftOutBody | QueryBody | ResultBody

@@ -19,12 +19,14 @@ from typing import Final
 
 import msgspec
 
+from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.errors import BackPressureError, JbiError, UnknownUidError
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import InfoObject, Parcel, packed
+from jbi_pubsub.core.signing import SigningKey, signed_uid
 from jbi_pubsub.network.datagram import DatagramKind, DatagramMode
 from jbi_pubsub.network.message import NodeMessage
-from jbi_pubsub.protocol.remote import RemoteArchive
+from jbi_pubsub.protocol.remote import KEYS_MOST, RemoteArchive, with_keys
 from jbi_pubsub.protocol.requests import QueryRequest
 
 from .bodies import VERSION, QueryBody, ResultBody, encoded
@@ -40,6 +42,8 @@ FOUND_MOST: Final = 10_000
 """Objects that have come and that nobody has taken: what comes beyond that is not taken, and told as lacking."""
 FOUND_BYTES: Final = 256 << 20
 """Their size, as well."""
+KEY_SECONDS: Final = 2.0
+"""For what a registration signs with, behind its first object."""
 ROOM_SECONDS: Final = 30.0
 """For room in the network for an answer."""
 
@@ -62,6 +66,7 @@ class NetworkAnswers:
         self._ids: set[str] = set()
         self._ended: set[tuple[bytes, int]] = set()
         self._is_cancelled = False
+        self._keys: Cache[str, SigningKey] = Cache(KEYS_MOST)
         self._lacks: dict[str, None] = {}
 
     def came(self, origin: bytes, epoch: int, body: ResultBody) -> None:
@@ -70,6 +75,8 @@ class NetworkAnswers:
         with self._changed:
             if origin not in self._waited_for:
                 return
+            if body.signing is not None:
+                self._keys[signed_uid(body.signing.anchor, body.signing.key)] = body.signing
             start = (origin, epoch)
             if obj is not None:
                 self._counts[start] += 1
@@ -122,6 +129,14 @@ class NetworkAnswers:
     def lacks(self) -> str:
         """See RemoteAnswers."""
         return "; ".join(self._lacks)
+
+    def signing_key(self, uid: str) -> SigningKey | None:
+        """See RemoteAnswers. It may come behind the first object that it is for."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: uid in self._keys or self._is_cancelled or not self._waited_for, timeout=KEY_SECONDS
+            )
+            return self._keys.get(uid)
 
     def cancel(self) -> None:
         """See RemoteAnswers."""
@@ -223,10 +238,12 @@ class NetworkQueries:
                 answers = foreign.answers(body.request)
                 with ExitStack() as stack:
                     stack.callback(answers.cancel)
-                    for obj in answers:
+                    for obj, key in with_keys(answers, answers):
                         if was_there and origin not in self._alive:
                             raise UnknownUidError("the node that asks has left")
                         was_there = origin in self._alive
+                        if key is not None:  # first, and small: what waits for it waits for no long time
+                            self._tell(origin, ResultBody(VERSION, body.id, signing=key))
                         self._tell(origin, ResultBody(VERSION, body.id, b"".join(packed(obj).in_memory().parts)))
                         count += 1
                     lacks = answers.lacks

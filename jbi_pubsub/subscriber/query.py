@@ -13,13 +13,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 from jbi_pubsub.core.arguments import checked
-from jbi_pubsub.core.errors import AdapterStateError, ConfigurationError, JbiError, WireError, WireTimeoutError
+from jbi_pubsub.core.errors import AdapterStateError, ConfigurationError, JbiError, WireTimeoutError
 from jbi_pubsub.core.history import Progress, State
 from jbi_pubsub.core.info_object import Cause, InfoObject
+from jbi_pubsub.core.signing import SigningKey
 from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.protocol.merging import Merge, key_of
 from jbi_pubsub.protocol.requests import QueryRequest
@@ -228,7 +228,7 @@ class Query:
     def progress(self) -> Progress:
         """Progress of the archives, all together: they are asked. `matched` counts what they have found, which
         need not have come yet; `done` and `end` are positions if there is one archive, else 0."""
-        each = [self._progress_of(part) for part in self._results.parts]
+        each = [part.progress() for part in self._results.parts]
         positions = (each[0].done, each[0].end) if len(each) == 1 else (0, 0)
         return Progress(
             self._state,
@@ -240,6 +240,11 @@ class Query:
             seconds=max(one.seconds for one in each),
             error=self.error.message if self.error is not None else "",
         )
+
+    def signing_key(self, uid: str) -> SigningKey | None:
+        """Key that objects of a registration are signed with, as the archives say that are asked; None: none does."""
+        keys = (part.signing_key(uid) for part in self._results.parts)
+        return next((key for key in keys if key is not None), None)
 
     def pause(self) -> None:
         """Have no result taken until `resume`: whoever waits gets none, the listener is not called. It goes on at the
@@ -390,14 +395,6 @@ class Query:
     def _check_takes(self) -> None:
         if self._listener is not None:
             raise AdapterStateError("this query has a listener, which gets its results", hint="Open one without")
-
-    def _progress_of(self, part: QueryPart) -> Progress:
-        if (ended := part.ended) is not None:
-            return Progress(ended.state, ended.matched, ended.candidates, ended.verified, seconds=ended.seconds)
-        if part.error is None and part.at is not None and part.opened is not None:
-            with suppress(WireError):
-                return part.at.progress(part) or Progress()
-        return Progress("failed" if part.error is not None else "running")
 
     def _tell(self) -> None:
         with self._changed:

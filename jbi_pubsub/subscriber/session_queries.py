@@ -19,6 +19,7 @@ from jbi_pubsub.core.errors import (
 )
 from jbi_pubsub.core.history import Progress
 from jbi_pubsub.core.info_object import Cause, InfoObject
+from jbi_pubsub.core.signing import SigningKey
 from jbi_pubsub.protocol.replies import QueryEnd, QueryOpened
 from jbi_pubsub.protocol.requests import QueryRequest, SubscriptionRequest
 
@@ -34,6 +35,8 @@ from .subscription import LocalSubscription
 log = logging.getLogger("jbi_pubsub.subscriber")
 
 
+KEY_SECONDS: Final = 2.0
+"""For a delegate to say what a registration signs with."""
 REPLACED_MOST: Final = 5
 """So often a part is asked of another server at its address."""
 
@@ -146,6 +149,19 @@ class QueryPart(LocalSubscription):
             lacks.append(f"objects without a valid signature: {bad}")
         return ArchiveAnswer(self.address, self.place.listed, told, why, "; ".join(filter(None, lacks)))
 
+    def progress(self) -> Progress:
+        """Progress of the archive: it is asked."""
+        if (ended := self.ended) is not None:
+            return Progress(ended.state, ended.matched, ended.candidates, ended.verified, seconds=ended.seconds)
+        if self.error is None and self.at is not None and self.opened is not None:
+            with suppress(WireError):
+                return self.at.progress(self) or Progress()
+        return Progress("failed" if self.error is not None else "running")
+
+    def signing_key(self, uid: str) -> SigningKey | None:
+        """Key that the archive knows of a registration: it is asked."""
+        return self.at.signing_key(uid) if self.at is not None and self.opened is not None else None
+
     def pop(self) -> tuple[InfoObject, Consumer] | None:
         """The first result that waits, without waiting."""
         with suppress(IndexError):
@@ -184,6 +200,14 @@ class SessionQueries:
         try:
             return self._link.history.progress(session_id, part.opened.number)
         except UnknownUidError:  # its end is on the way
+            return None
+
+    def signing_key(self, uid: str) -> SigningKey | None:
+        """Key that the delegate knows of a registration; None: none, or it does not answer."""
+        try:
+            return self._link.proxy.signing_key(uid, KEY_SECONDS)
+        except JbiError as exc:
+            log.debug("%s does not say what %s signs with: %s", self._link.name, uid, exc)
             return None
 
     def unopened(self) -> list[QueryPart]:

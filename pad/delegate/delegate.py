@@ -150,10 +150,12 @@ class Delegate:
         return self.mail.renew(lease_id, duration)
 
     def signing_key(self, uid: str) -> SigningKey | None:
-        """Key of the objects of a registration that is here, or was; our own if it is our id."""
+        """Key of the objects of a registration that is here, or was, or that queries find; our own if it is our id.
+        Raises StorageError."""
         if uid == self.delegate_id:
             return self.seals.key if self.seals is not None else None
-        return self.registrations.signing_key(uid)
+        known = self.registrations.signing_key(uid)
+        return known if known is not None or self.history is None else self.history.signing_key(uid)
 
     def status(self, facts: DelegateFacts = NO_FACTS) -> DelegateStatus:
         """Everything a status page shows; `facts` of its server."""

@@ -306,11 +306,10 @@ class Registrations:
             del self._relayed_before[next(iter(self._relayed_before))]
 
     def signing_key(self, uid: str) -> SigningKey | None:
-        """Key of the objects of a registration that is here, or was, or is archived. Raises StorageError."""
+        """Key of the objects of a registration that is here, or was."""
         with self._tables.lock:
             registration = self._tables.registrations.get(uid)
-            known = registration.terms.signing if registration is not None else self._former_keys.get(uid)
-        return known if known is not None or self.archive is None else self.archive.signing_key(uid)
+            return registration.terms.signing if registration is not None else self._former_keys.get(uid)
 
     def balance(self) -> None:
         """With quality of service: predicates are partitioned by importance where they cost much, and follow the

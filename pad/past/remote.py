@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import closing
 from functools import lru_cache, partial
 from typing import Final
@@ -19,6 +19,7 @@ from typing import Final
 import msgspec
 
 from jbi_pubsub.core.access import AccessPolicy, Decision, Subject
+from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.errors import (
     BackPressureError,
     JbiError,
@@ -29,6 +30,7 @@ from jbi_pubsub.core.errors import (
 )
 from jbi_pubsub.core.history import Explanation, HistoryQuery, Progress, QueryResult, State
 from jbi_pubsub.core.info_object import InfoObject, packed
+from jbi_pubsub.core.signing import SigningKey
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.core.xpath import Predicate, compile_predicate
@@ -37,7 +39,7 @@ from jbi_pubsub.pad.past.queries import COUNT_SECONDS
 from jbi_pubsub.pad.past.scopes import QueryPlan, check_allowed
 from jbi_pubsub.pad.past.store_protocol import looks
 from jbi_pubsub.protocol.merging import chosen, everything
-from jbi_pubsub.protocol.remote import RemoteAnswers, RemoteArchive
+from jbi_pubsub.protocol.remote import KEYS_MOST, RemoteAnswers, RemoteArchive, with_keys
 from jbi_pubsub.protocol.replies import ObjectCount, QueryExplanation
 from jbi_pubsub.protocol.requests import QueryRequest
 
@@ -57,12 +59,21 @@ Choice = Callable[[Iterable[InfoObject]], Iterator[InfoObject]]
 class RemoteResults:
     """A query that is open (see QueryResults)."""
 
-    def __init__(self, ask: Callable[[], RemoteAnswers], wake: Callable[[], None], choice: Choice, name: str) -> None:
-        """`ask` may wait for others: it is called on our thread. `choice`: of the answers what the caller gets."""
+    def __init__(
+        self,
+        ask: Callable[[], RemoteAnswers],
+        wake: Callable[[], None],
+        choice: Choice,
+        keys: MutableMapping[str, SigningKey],
+        name: str,
+    ) -> None:
+        """`ask` may wait for others: it is called on our thread. `choice`: of the answers what the caller gets. `keys`:
+        what these are signed with, by their registrations, is noted there."""
         self._ask = ask
         self._answers: RemoteAnswers | None = None
         self._wake = wake
         self._choice = choice
+        self._keys = keys
         self._changed = threading.Condition()
         self._ahead: deque[QueryResult] = deque()
         self._bytes = self._matched = 0
@@ -122,7 +133,9 @@ class RemoteResults:
             if is_over:
                 answers.cancel()
                 return
-            for obj in self._choice(answers):
+            for obj, key in with_keys(answers, self._choice(answers)):
+                if key is not None:
+                    self._keys[obj.platform.registration] = key
                 if not self._put(obj):
                     return
             error = answers.lacks
@@ -165,6 +178,7 @@ class RemoteSource:
         self._thread = thread
         self._lock = threading.Lock()
         self._open: list[RemoteResults] = []
+        self._keys: Cache[str, SigningKey] = Cache(KEYS_MOST)
 
     def plan(self, request: QueryRequest, caller: Caller | None) -> QueryPlan:
         """See QuerySource."""
@@ -185,7 +199,7 @@ class RemoteSource:
                     f"{OPEN_MOST} queries are answered by this bridge now, its limit", hint="Try again, or cancel some"
                 )
             ask = partial(self._remote.answers, everything(whole))
-            results = RemoteResults(ask, wake, choice, f"{self._thread.name}-query")
+            results = RemoteResults(ask, wake, choice, self._keys, f"{self._thread.name}-query")
             self._open.append(results)
         return results
 
@@ -205,6 +219,10 @@ class RemoteSource:
         """See HistoryProxy.explain_query: how it is done elsewhere is not known here."""
         self.plan(request, caller)
         return QueryExplanation(Explanation(steps=(), objects=0, not_indexed=0, is_exact=False, seconds=0.0), ())
+
+    def signing_key(self, uid: str) -> SigningKey | None:
+        """Key of the objects of a registration that were found lately, as whoever answered has said."""
+        return self._keys.get(uid)
 
     def stop(self, timeout: float) -> None:
         """See QuerySource."""

@@ -86,6 +86,7 @@ class ArchiveService:
         if isinstance(archive, Archiving):
             self._thread = make_thread(archive.whole)
             scopes = ArchiveScopes(archive.keeping, access)
+            self.signing_key = archive.signing_key
             source = ArchiveSource(archive.keeping, scopes, self._thread, most)
             self.catch_ups = ArchiveCatchUps(
                 archive, scopes, self._thread, source.incarnations, config.lease.durable, contracts.quota, wall
@@ -94,6 +95,7 @@ class ArchiveService:
         else:
             self._thread = make_thread(lambda found: Parcel.received(found.data))
             source = RemoteSource(archive, access, self._thread)
+            self.signing_key = source.signing_key
         self.queries: Final = QueryService(source, self._thread, contracts, numbers, most)
 
     def ask_again(self) -> None:

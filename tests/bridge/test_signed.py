@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from jbi_pubsub import Config
 from jbi_pubsub.bridge.mirror import Direction, DirectionTerms, Mirror
 from jbi_pubsub.bridge.platform import JbiPlatform, SideSubscriber
 from jbi_pubsub.bridge.transformation import Transformation
-from jbi_pubsub.core.errors import AccessDeniedError, JbiError, SignatureError
+from jbi_pubsub.core.config import ArchiveSection
+from jbi_pubsub.core.errors import AccessDeniedError, JbiError, SignatureError, UnknownUidError
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
 from jbi_pubsub.core.signing import anchor_of
 from jbi_pubsub.protocol.requests import PublisherRequest
@@ -24,6 +25,7 @@ from jbi_pubsub.trust.signature import CertificateSigner
 from tests.bridge.conftest import ALPHA, BRAVO, taken
 from tests.conftest import Federation, test_config
 
+TYPE = "mil.af.rl.jbi.Intel_Imagery"
 SECRET = "0123456789abcdef" * 2
 
 
@@ -75,6 +77,38 @@ def test_a_signature_holds_over_a_bridge(signed: Signed, figures: Any, eventuall
     (obj,) = taken(subscriber, uid, 1)
     assert (obj.object_id, obj.platform.verified, obj.platform.hops) == (ids[0], "publisher.example", 1)
     eventually(lambda: any("does not sign" in why for why in way.status()["waiting"].values()), what=way.status)
+
+
+@pytest.mark.processes
+def test_a_signature_holds_in_what_a_query_brings_over_a_bridge(
+    signed: Signed, figures: Any, eventually: Any, tmp_path: Path
+) -> None:
+    # Given an archive with a signed object, whose publisher has left before there is a bridge
+    archive = ArchiveSection(folder=str(tmp_path / "kept"), workers=0)
+    signed.sides[0].pad("kept", "rome", msgspec.structs.replace(signed.sides[0].config, archive=archive))
+    with signed.sides[0].light(signed.config(0, "publisher.example", sign=True)) as publisher:
+        at = publisher.connect_to_delegate("kept", "rome")
+        registration = publisher.register_publisher(at, figures.schema, figures.figure_1, persist=True)
+        object_id = publisher.publish(registration, figures.figure_1, b"kept")
+        publisher.flush()
+    sides = [
+        JbiPlatform(name, signed.config(number, "bridge.example"), delegate, "b1")
+        for number, (name, delegate) in enumerate((("alpha", ALPHA), ("bravo", BRAVO)))
+    ]
+    way = Direction(sides[0], sides[1], Transformation(("*",), (), ()), bridge="b1", terms=DirectionTerms(poll=0.2))
+    mirror = Mirror((sides[0], sides[1]), (way,))
+    signed.stack.callback(mirror.close)
+    mirror.start()
+    # When somebody on the other side asks who takes signed objects alone
+    asker = signed.stack.enter_context(SideSubscriber(signed.config(1, "subscriber.example", verify="require")))
+
+    def found() -> list[tuple[str, str]]:
+        with suppress(UnknownUidError), asker.open_query(TYPE) as query:
+            return [(obj.object_id, obj.platform.verified) for obj in query]
+        return []
+
+    # Expect it, by the name of who signed it
+    eventually(lambda: found() == [(object_id, "publisher.example")], what=found)
 
 
 @pytest.mark.processes

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import msgspec
 import pytest
 
 from jbi_pubsub.core import guard
 from jbi_pubsub.core.errors import BackPressureError
 from jbi_pubsub.core.info_object import InfoObject, packed
+from jbi_pubsub.core.signing import SigningKey, signed_uid
 from jbi_pubsub.network.message import NodeMessage
 from jbi_pubsub.node.bodies import VERSION, QueryBody, ResultBody, decoded_body
 from jbi_pubsub.node.remote_queries import NetworkQueries
@@ -20,6 +23,7 @@ from jbi_pubsub.protocol.status.bridge import RemoteStatus
 from .test_infosphere import ALPHA, BRAVO, obj
 
 NUMBER = b"q" * 16
+KEY = SigningKey(b"k" * 32, b"a" * 32, (b"c",), b"s", b"t")
 
 
 class Endless:
@@ -30,6 +34,7 @@ class Endless:
 
     def __init__(self) -> None:
         self.cancelled = threading.Event()
+        self.is_signed = False
 
     def answers(self, request: QueryRequest) -> Endless:  # noqa: ARG002  # the protocol's
         return self
@@ -38,7 +43,13 @@ class Endless:
         number = 0
         while not self.cancelled.wait(0.001):
             number += 1
-            yield obj("u", number)
+            found = obj("u", number)
+            platform = msgspec.structs.replace(found.platform, signature=b"signed" if self.is_signed else b"")
+            yield msgspec.structs.replace(found, platform=platform)
+
+    def signing_key(self, uid: str) -> SigningKey | None:
+        assert uid == "u"
+        return KEY
 
     def cancel(self) -> None:
         self.cancelled.set()
@@ -86,6 +97,33 @@ def test_who_has_left_is_answered_no_more(queries: NetworkQueries, said: Said, e
     queries.left(frozenset((BRAVO,)))
     eventually(lambda: said.bodies[-1].is_last)
     assert "has left" in said.bodies[-1].lacks
+
+
+def test_answers_say_once_what_a_registration_signs_with(
+    queries: NetworkQueries, said: Said, eventually: Callable[..., Any]
+) -> None:
+    # Given a node that asks, and signed answers
+    queries.foreign.is_signed = True
+    queries.asked(ALPHA, QueryBody(VERSION, NUMBER, QueryRequest()))
+    eventually(lambda: len(said.bodies) > 3)
+    # Expect the key before the first of them, and once
+    assert (said.bodies[0].signing, said.bodies[0].data) == (KEY, b"")
+    assert all(each.data and each.signing is None for each in said.bodies[1:3])
+
+
+def test_a_key_that_comes_behind_its_first_object_is_awaited(queries: NetworkQueries, said: Said) -> None:
+    # Given a node's answer
+    answers = queries.ask(QueryRequest(timeout=5.0), frozenset((ALPHA,)))
+    number, uid = said.bodies[0].id, signed_uid(KEY.anchor, KEY.key)
+    waiting = ThreadPoolExecutor(1)
+    asked = waiting.submit(answers.signing_key, uid)
+    # When the key comes, expect it for the registration that is made from it
+    queries.came(ALPHA, 1, ResultBody(VERSION, number, signing=KEY))
+    assert asked.result(20.0) == KEY
+    # When all have answered, expect no wait for another one
+    queries.came(ALPHA, 1, ResultBody(VERSION, number, is_last=True))
+    assert answers.signing_key("another") is None
+    waiting.shutdown()
 
 
 def test_what_finds_no_room_leaves_no_query_open(
