@@ -36,6 +36,35 @@ DISORDER: Final = 10_000
 far behind the last may not have come."""
 
 
+ARCHIVES_MOST: Final = 16
+"""Archives of which it is remembered, for a registration, how far they have given it; the last ones."""
+
+
+class HeldNumbers(Intervals):
+    """Numbers of a registration that have come, and how far each archive has given it."""
+
+    __slots__ = ("_reached",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._reached: dict[str, tuple[int, int]] = {}
+        """The highest number and the highest position, by archive."""
+
+    def has_passed(self, archive: str, number: int, position: int) -> bool:
+        """Whether that archive has given later ones; from now on it has given this one. An archive gives a registration
+        in order: an earlier one came, or was told as lost. What is imported has lower numbers, and higher positions."""
+        last, place = self._reached.get(archive, (0, 0))
+        if number > last and position > place:
+            self._reached[archive] = number, position
+        elif number <= last and position <= place:
+            return True
+        else:
+            self._reached[archive] = max(number, last), max(position, place)
+        if len(self._reached) > ARCHIVES_MOST:
+            del self._reached[next(iter(self._reached))]
+        return False
+
+
 class PlacedSubscription(LocalSubscription):
     """One that begins in the past, or is durable. Objects of a registration come from several delegates, each of which
     has the part that it took: in any order, each once. Order holds for a delegate and registration."""
@@ -44,12 +73,14 @@ class PlacedSubscription(LocalSubscription):
         self, request: SubscriptionRequest, listener: SubscriptionListener | None, listeners: ListenerPool
     ) -> None:
         super().__init__(request, listener, listeners)
-        self._held: OrderedDict[str, Intervals] = OrderedDict()
+        self._held: OrderedDict[str, HeldNumbers] = OrderedDict()
         """Numbers that have come, by registration."""
         self._places: Cache[str, tuple[int, int]] = Cache(PLACES_REMEMBERED)
         """The first and the last position that came from each delegate."""
         self._archives: Cache[str, str] = Cache(PLACES_REMEMBERED)
         """The incarnation of the archive that it came from last, by address."""
+        self._lineages: Cache[str, str] = Cache(PLACES_REMEMBERED)
+        """The first incarnation that an archive had here, by its last one."""
         self._unplaced: set[Consumer] = set()
         """Delegates from which objects came that no archive has."""
         self._is_explicit = request.ack == "explicit" and bool(request.durable)
@@ -75,7 +106,9 @@ class PlacedSubscription(LocalSubscription):
             moved = [at for at, was in self._archives.items() if at != address and was in granted.incarnations]
             for former in moved:  # it has another address now
                 del self._archives[former]
-            self._archives[address] = next(iter(granted.incarnations), "")
+            newest = self._archives[address] = next(iter(granted.incarnations), "")
+            known = next((each for each in granted.incarnations if each in self._lineages), newest)
+            self._lineages[newest] = self._lineages.pop(known, newest)
         if granted.is_new and not before:
             log.info("durable subscription %r is new at %s: it begins at its `start`", self.request.durable, address)
         if before and before not in granted.incarnations:
@@ -148,21 +181,29 @@ class PlacedSubscription(LocalSubscription):
         if self.queue.is_closed:
             return [False] * len(objects), 0
         fresh, late = [], 0
+        registration, held, most = "", None, 0
         for obj in objects:
             platform = obj.platform
-            held = self._held_of(platform.registration)
-            is_new = held.add(platform.sequence, max(LEAST, INTERVALS_MOST // len(self._held)))
-            late += not is_new and platform.sequence <= held.guessed and obj.object_id not in self._unacknowledged
+            if held is None or platform.registration != registration:
+                registration = platform.registration
+                held = self._held_of(registration)
+                most = max(LEAST, INTERVALS_MOST // len(self._held))
+            number, position = platform.sequence, platform.position
+            archive = self._lineages.get(platform.archive, "") if position else ""
+            is_known = archive != "" and held.has_passed(archive, number, position)
+            is_new = held.add(number, most) and not is_known
+            is_guessed = not (is_new or is_known) and number <= held.guessed
+            late += is_guessed and obj.object_id not in self._unacknowledged
             fresh.append(is_new)
         new = sum(fresh)
         self.arrived += new
         self.duplicates += len(fresh) - new - late
         return fresh, late
 
-    def _held_of(self, registration: str) -> Intervals:
+    def _held_of(self, registration: str) -> HeldNumbers:
         held = self._held.get(registration)
         if held is None:
-            held = self._held[registration] = Intervals()
+            held = self._held[registration] = HeldNumbers()
             if len(self._held) > REGISTRATIONS_REMEMBERED:
                 self._held.popitem(last=False)
         self._held.move_to_end(registration)

@@ -19,8 +19,10 @@ from hypothesis import strategies as st
 from jbi_pubsub import InfoObject, SubscriberAdapter
 from jbi_pubsub.core.config import ClientSection
 from jbi_pubsub.core.errors import ArgumentError, ConfigurationError, StorageError, UnknownUidError, WireError
+from jbi_pubsub.core.info_object import Cause
 from jbi_pubsub.protocol.replies import Grant
 from jbi_pubsub.protocol.requests import Start, SubscriptionRequest
+from jbi_pubsub.subscriber import placed as placed_module
 from jbi_pubsub.subscriber.flows import FlowTable
 from jbi_pubsub.subscriber.listeners import ListenerPool
 from jbi_pubsub.subscriber.owner import secret_of
@@ -46,9 +48,10 @@ class At:
         self.acknowledged.append(position)
 
 
-def _placed(number: int, position: int = 0) -> InfoObject:
+def _placed(number: int, position: int = 0, archive: str = "") -> InfoObject:
     obj = an_object(number)
-    return msgspec.structs.replace(obj, platform=msgspec.structs.replace(obj.platform, position=position or number))
+    place = {"position": position or number, "archive": archive}
+    return msgspec.structs.replace(obj, platform=msgspec.structs.replace(obj.platform, **place))
 
 
 def _subscription(**request: Any) -> PlacedSubscription:
@@ -78,6 +81,62 @@ def test_parts_of_several_delegates_come_in_any_order_and_never_twice(arrivals: 
     taken = sum(source.consumed for source in sources)
     assert taken == sum(kept for source in sources for kept, _ in source.runs)
     assert sum(kept + dropped for source in sources for kept, dropped in source.runs) == len(came)
+
+
+def _is_at(subscription: PlacedSubscription, *incarnations: str) -> None:
+    """It is filled by that archive, the last incarnation first."""
+    subscription.placed_at("here:1", Grant(1, placed=True, incarnations=incarnations))
+
+
+def test_what_is_told_as_lost_does_not_come_behind_what_followed_it() -> None:
+    # Given a subscription that has caught up, and for whose queue 3 and 4 were too much: that was told before 5
+    subscription, before, after = _subscription(start=Start("all")), At(), At()
+    _is_at(subscription, "first")
+    subscription.add_placed([_placed(n, archive="first") for n in (1, 2)], before)
+    subscription.lose(Cause.QUEUE_OVERFLOW, 2, source=before.consume)
+    subscription.add_placed([_placed(n, archive="first") for n in (5, 6)], before)
+    # When its delegate is started again, twice, and gives all that its archive has
+    for incarnations in (("second", "first"), ("third", "second", "first")):
+        _is_at(subscription, *incarnations)
+        subscription.add_placed([_placed(n, archive=incarnations[0]) for n in range(1, 8)], after)
+    # Expect what is new, and each object to be had or told once
+    assert _numbers(subscription.queue.drain()) == [1, 2, 5, 6, 7]
+    assert subscription.losses.by_cause == {"queue_overflow": 2}
+    assert after.runs == [(0, 6), (1, 0), (0, 7)]
+
+
+@pytest.mark.parametrize(
+    ("incarnations", "position"),
+    [(("other",), 3), (("copy", "first"), 3), (("third", "second", "first"), 300)],
+    ids=["another archive", "a copy of it, made before", "brought there later"],
+)
+def test_what_an_archive_never_gave_comes_though_later_objects_came(
+    incarnations: tuple[str, ...], position: int
+) -> None:
+    # Given objects of a registration from an archive that lacks 3, and that has been opened twice
+    subscription = _subscription(start=Start("all"))
+    _is_at(subscription, "first")
+    subscription.add_placed([_placed(n, archive="first") for n in (1, 2)], At())
+    _is_at(subscription, "second", "first")
+    subscription.add_placed([_placed(n, archive="second") for n in (2, 4)], At())
+    # When there is one that has it
+    _is_at(subscription, *incarnations)
+    subscription.add_placed([_placed(3, position, incarnations[0])], At("elsewhere"))
+    # Expect it to come
+    assert _numbers(subscription.queue.drain()) == [1, 2, 4, 3]
+
+
+def test_what_comes_again_from_an_archive_is_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given so few intervals of numbers to remember that all small gaps are closed
+    monkeypatch.setattr(placed_module, "INTERVALS_MOST", 16)
+    subscription, numbers = _subscription(start=Start("all")), range(1, 200, 2)
+    _is_at(subscription, "first")
+    subscription.add_placed([_placed(n, archive="first") for n in numbers], At())
+    # When all comes again
+    subscription.add_placed([_placed(n, archive="first") for n in numbers], At())
+    # Expect none to be told as lost
+    assert _numbers(subscription.queue.drain()) == list(numbers)
+    assert subscription.losses.by_cause == {}
 
 
 def test_a_replay_goes_on_where_it_was_at_each_delegate() -> None:
