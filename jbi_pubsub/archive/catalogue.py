@@ -81,7 +81,7 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 class Lost(msgspec.Struct, frozen=True):
-    """Loss of a registration's objects, by rules or for want of room, between two positions."""
+    """Loss of a registration's objects, by rules, for want of room or by a deletion, between two positions."""
 
     type: str
     version: str
@@ -89,6 +89,29 @@ class Lost(msgspec.Struct, frozen=True):
     first: int
     last: int
     objects: int
+
+    def between(self, after: int, up_to: int) -> int:
+        """Number of them above one position and not above another, about: those of two parts make up that of both."""
+        span = self.last - self.first + 1
+        low, high = (min(max(position - self.first + 1, 0), span) for position in (after, up_to))
+        return self.objects * high // span - self.objects * low // span
+
+
+class Losses:
+    """Losses by registration, as they are found."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, str, str], list[int]] = {}
+
+    def add(self, type_name: str, version: str, registration: str, position: int) -> None:
+        """One object."""
+        span = self._found.setdefault((type_name, version, registration), [position, position, 0])
+        span[0], span[1] = min(span[0], position), max(span[1], position)
+        span[2] += 1
+
+    def all(self) -> tuple[Lost, ...]:
+        """Losses of all registrations."""
+        return tuple(Lost(*key, *span) for key, span in self._found.items())
 
 
 class Catalogue:
@@ -206,10 +229,11 @@ class Catalogue:
 
     # -- deleted objects ----------------------------------------------------------------------------------------
 
-    def delete(self, object_ids: Iterable[str]) -> None:
-        """Remember that these never come back. Raises StorageError."""
+    def delete(self, object_ids: Iterable[str], lost: Iterable[Lost] = ()) -> None:
+        """Remember that these never come back, and what was lost with them. Raises StorageError."""
         with self._translated(), transaction(self._base) as base:
             base.executemany("INSERT OR IGNORE INTO deleted VALUES (?)", ((each,) for each in object_ids))
+            _expire(base, lost)
 
     def are_deleted(self, object_ids: Iterable[str]) -> set[str]:
         """Which of these were deleted. Raises StorageError."""
@@ -228,21 +252,7 @@ class Catalogue:
     def expire(self, lost: Iterable[Lost]) -> None:
         """Remember what was given up; of very much the older part by registration alone. Raises StorageError."""
         with self._translated(), transaction(self._base) as base:
-            base.executemany(
-                "INSERT INTO expired VALUES (?, ?, ?, ?, ?, ?)", (msgspec.structs.astuple(each) for each in lost)
-            )
-            (count,) = base.execute("SELECT count(*) FROM expired").fetchone()
-            if count > MAX_EXPIRED:
-                (middle,) = base.execute(
-                    "SELECT last FROM expired ORDER BY last LIMIT 1 OFFSET ?", (count // 2,)
-                ).fetchone()
-                merged = base.execute(
-                    "SELECT type, version, registration, min(first), max(last), sum(objects) FROM expired"
-                    " WHERE last <= ? GROUP BY type, version, registration",
-                    (middle,),
-                ).fetchall()
-                base.execute("DELETE FROM expired WHERE last <= ?", (middle,))
-                base.executemany("INSERT INTO expired VALUES (?, ?, ?, ?, ?, ?)", merged)
+            _expire(base, lost)
 
     def expired(self, type_name: str, version: str, after: int, up_to: int) -> list[Lost]:
         """Losses of a type between these positions, in part or whole. Raises StorageError."""
@@ -292,6 +302,20 @@ class Catalogue:
     def _translated(self) -> Iterator[None]:
         with storage_errors("the archive's catalogue", self.path, "Check the disk"), self._lock:
             yield
+
+
+def _expire(base: sqlite3.Connection, lost: Iterable[Lost]) -> None:
+    base.executemany("INSERT INTO expired VALUES (?, ?, ?, ?, ?, ?)", map(msgspec.structs.astuple, lost))
+    (count,) = base.execute("SELECT count(*) FROM expired").fetchone()
+    if count > MAX_EXPIRED:
+        (middle,) = base.execute("SELECT last FROM expired ORDER BY last LIMIT 1 OFFSET ?", (count // 2,)).fetchone()
+        merged = base.execute(
+            "SELECT type, version, registration, min(first), max(last), sum(objects) FROM expired"
+            " WHERE last <= ? GROUP BY type, version, registration",
+            (middle,),
+        ).fetchall()
+        base.execute("DELETE FROM expired WHERE last <= ?", (middle,))
+        base.executemany("INSERT INTO expired VALUES (?, ?, ?, ?, ?, ?)", merged)
 
 
 def _opened(

@@ -211,7 +211,7 @@ class Desk:
         self._upkeep = Upkeep(
             Path(setup.folder), setup.archive, tell, self._call, metadata=setup.metadata, payloads=setup.payloads
         )
-        self._upkeep.forget, self._upkeep.went = self.forget, self.went
+        self._upkeep.forget, self._upkeep.went, self._upkeep.deleted = self.forget, self.went, self._deleted
 
     def take(self, message: object) -> None:
         """Do as one of the messages above says, soon. Others are none of a desk's."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import math
 import threading
 import time
 from collections import Counter
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
-from jbi_pubsub.archive.catalogue import Catalogue, Kept
+from jbi_pubsub.archive.catalogue import Catalogue, Kept, Losses
 from jbi_pubsub.archive.desk import Setup
 from jbi_pubsub.archive.folder import CATALOGUE, Folder
 from jbi_pubsub.archive.log import VOLUME_BYTES, VOLUME_RECORDS, Log
@@ -253,13 +252,13 @@ class Archive:
 
     def expired(self, query: HistoryQuery) -> int:
         """See Keeping. Of what went with a volume that lies there in part, a part."""
-        count = 0.0
-        for scope in query.scopes:
-            for lost in self._catalogue.expired(scope.type.name, scope.type.version, query.after, query.up_to):
-                if scope.registrations is None or lost.registration in scope.registrations:
-                    first, last = max(lost.first, query.after + 1), min(lost.last, query.up_to)
-                    count += math.ceil(lost.objects * (last - first + 1) / (lost.last - lost.first + 1))
-        return int(count)
+        found = {
+            lost
+            for scope in query.scopes
+            for lost in self._catalogue.expired(scope.type.name, scope.type.version, query.after, query.up_to)
+            if scope.registrations is None or lost.registration in scope.registrations
+        }
+        return sum(lost.between(query.after, query.up_to) for lost in found)
 
     @property
     def expired_up_to(self) -> int:
@@ -293,8 +292,12 @@ class Archive:
             log.error("the removed objects could not be counted: %s", exc)
 
     def _delete(self, found: Sequence[QueryResult]) -> None:
-        positions = [each.position for each in found]
-        self._catalogue.delete([Parcel.received(each.data).head.object_id for each in found])
+        positions, object_ids, losses = [each.position for each in found], list[str](), Losses()
+        for each in found:
+            head = Parcel.received(each.data).head
+            object_ids.append(head.object_id)
+            losses.add(head.type_name, head.type_version, head.registration, each.position)
+        self._catalogue.delete(object_ids, losses.all())
         self._log.delete(positions, self._clock())
         self._requests.delete(positions)
 

@@ -14,7 +14,7 @@ import logging
 import threading
 import zlib
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from functools import partial
 from itertools import pairwise
@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from jbi_pubsub.archive import pack as packs
-from jbi_pubsub.archive.catalogue import Lost
+from jbi_pubsub.archive.catalogue import Losses, Lost
 from jbi_pubsub.archive.items import METADATA_STORES, PAYLOAD_STORES
 from jbi_pubsub.archive.pack import Pack, Sealable, seal
 from jbi_pubsub.archive.query import Key
@@ -140,6 +140,8 @@ class Upkeep:
         self.forget: Callable[[Iterable[int]], None] = lambda _positions: None
         self.went: Callable[[Iterable[int]], None] = lambda _positions: None
         """Calls of the desk before and after objects go."""
+        self.deleted: Container[int] = ()
+        """Positions of what is deleted, and on disk still: its loss is told already."""
         self._thread = threading.Thread(target=self._run, name="archive-upkeep", daemon=True)
 
     def start(self) -> None:
@@ -359,7 +361,7 @@ class Upkeep:
         """Plan of what goes of a pack."""
         held = self._holdings(path)
         fates = {(each.type, each.version): retention.whole(each) for each in held}
-        plan = _Plan(path, held)
+        plan = _Plan(path, held, self.deleted)
         with closing(Pack(path, self._archive)) as pack:
             plan.first, plan.last = pack.first, pack.last
             if all(fate == STAYS for fate in fates.values()):
@@ -409,13 +411,14 @@ class Upkeep:
             first, size = int(path.stem), sum(file.stat().st_size for file in path.parent.glob(f"{path.stem}*"))
             return _Whole(VolumeLoss(first, up_to, 0, {FULL: 0}, True, True), range(first, up_to + 1), (), size, 0)
         metadata = payload = 0
-        losses = _Losses()
+        losses = Losses()
         with closing(volume):
             if isinstance(volume, LogVolume):
                 volume.recover()
             for record in volume.read(0, MAX_POSITION):
                 if (item := _item(record)) is not None:
-                    losses.add(item)
+                    if item.position not in self.deleted:
+                        losses.add(item.type, item.version, item.registration, item.position)
                     metadata, payload = metadata + len(record.data) - item.payload, payload + item.payload
             positions = list(volume.positions)
             deleted: Sequence[int] = volume.deleted if isinstance(volume, LogVolume) else ()
@@ -454,34 +457,17 @@ class _Whole(NamedTuple):
     payload: int
 
 
-class _Losses:
-    """Losses of a volume, by registration."""
-
-    def __init__(self) -> None:
-        self._found: dict[tuple[str, str, str], list[int]] = {}
-
-    def add(self, item: Item) -> None:
-        """One object."""
-        key = item.type, item.version, item.registration
-        span = self._found.setdefault(key, [item.position, item.position, 0])
-        span[0], span[1] = min(span[0], item.position), max(span[1], item.position)
-        span[2] += 1
-
-    def all(self) -> tuple[Lost, ...]:
-        """Losses of all registrations."""
-        return tuple(Lost(*key, *span) for key, span in self._found.items())
-
-
 class _Plan:
     """Plan of what goes of a pack."""
 
-    def __init__(self, path: Path, held: Sequence[Holding]) -> None:
+    def __init__(self, path: Path, held: Sequence[Holding], deleted: Container[int]) -> None:
         self.path = path
         self.first = self.last = 0
         self.gone: set[int] = set()
         self.cut: set[int] = set()
         self.reasons: Counter[str] = Counter()
-        self.lost = _Losses()
+        self.lost = Losses()
+        self._deleted = deleted
         self._objects = sum(each.objects for each in held)
         self._payload = sum(each.payload for each in held)
         self._size = sum(each.size for each in held)
@@ -498,7 +484,8 @@ class _Plan:
         else:
             self.gone.add(item.position)
             self._going += item.size
-            self.lost.add(item)
+            if item.position not in self._deleted:
+                self.lost.add(item.type, item.version, item.registration, item.position)
 
     @property
     def is_whole(self) -> bool:

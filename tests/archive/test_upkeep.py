@@ -514,3 +514,26 @@ def test_sealing_on_a_disk_that_fails_goes_on_later(
     fails[0] = False
     sealed(archive)
     assert found(archive, asking()) == list(range(1, 501))
+
+
+def test_what_was_deleted_is_counted_once_for_who_has_not_had_it(opened: Callable[..., Archive]) -> None:
+    # Given objects in packs and in the log
+    archive = opened(workers=0, volume=SMALL)
+    publish(archive, 1_000)
+    sealed(archive)
+    # When some of them are deleted
+    assert archive.delete(asking("/m/key = 3", up_to=600)) == 60
+    # Expect so many to be missing to who has had none of them, and the rest to who has had a part
+    assert archive.expired(asking()) == archive.expired(asking(up_to=600)) == 60
+    assert archive.expired(asking(after=300)) == 30
+    assert sum(archive.expired(asking(after=n, up_to=n + 7)) for n in range(0, 1_001, 7)) == 60
+    assert archive.expired(HistoryQuery(scopes=(*asking().scopes, *asking("/m/n = 1").scopes))) == 60
+    assert archive.expired(HistoryQuery(scopes=(Scope(TypeName("other")),))) == 0
+    # also after a restart, and when rules give up all of what they lay among
+    archive.close()
+    again = opened(workers=0, volume=SMALL)
+    assert again.expired(asking()) == 60
+    again.follow([KeepRule(types=("*",), count=1)])
+    again.retain()
+    left = found(again, asking())
+    assert again.expired(asking()) == 1_000 - len(left)

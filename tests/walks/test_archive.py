@@ -21,7 +21,8 @@ from jbi_pubsub import InfoObject, PublisherAdapterLight, RegistrationUid, Subsc
 from jbi_pubsub.archive.engine import Archive
 from jbi_pubsub.core.config import ArchiveSection, ClientSection, Config, PolicySection
 from jbi_pubsub.core.errors import BackPressureError, ConfigurationError, StorageError, UnknownUidError
-from jbi_pubsub.core.info_object import Head, pack
+from jbi_pubsub.core.history import HistoryQuery, Scope
+from jbi_pubsub.core.info_object import Head, TypeName, pack
 from jbi_pubsub.core.xpath import compile_predicate
 from jbi_pubsub.pad.server.server import DisseminationServer
 
@@ -474,6 +475,25 @@ def test_what_rules_took_before_a_client_came_back_is_told_as_expired(
         assert 10 <= len(left) < 300
         assert ids(taken(subscriber, mine, len(left))) == ids(left) == away[-len(left) :]
         eventually(lambda: subscriber.losses(mine) == {"expired": 300 - len(left)})
+
+
+def test_what_was_deleted_before_a_client_came_back_is_told_as_expired(place: Place, eventually: Any) -> None:
+    # Given a durable subscription that has had one of twenty objects
+    pad = place.pad()
+    with SubscriberAdapter(place.federation.config) as subscriber:
+        mine = subscriber.register_subscriber(type_name="event", durable="desk", start="all")
+        first = place.publish("event", "<m/>", persist=None)
+        assert ids(taken(subscriber, mine, 1)) == first
+    away = place.publish("event", *["<m/>"] * 20, persist=None)
+    # When ten of those that it has not had are deleted
+    keeping: Any = pad._stages.archive.keeping  # type: ignore[union-attr]  # it has one
+    scopes = (Scope(TypeName("event", "1.0")),)
+    assert keeping.delete(HistoryQuery(scopes=scopes, after=1, up_to=11)) == 10
+    # Expect it to get the others, and to be told of those
+    with SubscriberAdapter(place.federation.config) as subscriber:
+        mine = subscriber.register_subscriber(type_name="event", durable="desk")
+        assert ids(taken(subscriber, mine, 10)) == away[10:]
+        eventually(lambda: subscriber.losses(mine) == {"expired": 10})
 
 
 @pytest.mark.row("X-01")
