@@ -15,7 +15,7 @@ import os
 import sqlite3
 import threading
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -97,14 +97,18 @@ class Lost(msgspec.Struct, frozen=True):
         return self.objects * high // span - self.objects * low // span
 
 
-class Losses:
+class LossSpans:
     """Losses by registration, as they are found."""
 
-    def __init__(self) -> None:
+    def __init__(self, told: Container[int] = ()) -> None:
+        """`told`: positions that do not count."""
+        self._told = told
         self._found: dict[tuple[str, str, str], list[int]] = {}
 
     def add(self, type_name: str, version: str, registration: str, position: int) -> None:
         """One object."""
+        if position in self._told:
+            return
         span = self._found.setdefault((type_name, version, registration), [position, position, 0])
         span[0], span[1] = min(span[0], position), max(span[1], position)
         span[2] += 1
@@ -124,6 +128,9 @@ class Catalogue:
         """Whether it knows nothing: all is to be read from the volumes."""
         self.troubles: list[str] = []
         """Troubles with the file."""
+        self.removing = threading.Lock()
+        """Held by whoever takes objects out of all answers, until it has written here that they are lost: who asks for
+        losses waits for that."""
         self._archive = archive
         self._lock = threading.Lock()
         self._base: sqlite3.Connection
@@ -134,6 +141,7 @@ class Catalogue:
                 if isinstance(exc, sqlite3.OperationalError) and "malformed" not in str(exc):
                     raise  # locked, full, not permitted: nothing is wrong with the file
                 self._make_anew(exc)
+            (self._expired_up_to,) = self._base.execute("SELECT coalesce(max(last), 0) FROM expired").fetchone()
 
     # -- where it ends ------------------------------------------------------------------------------------------
 
@@ -229,11 +237,11 @@ class Catalogue:
 
     # -- deleted objects ----------------------------------------------------------------------------------------
 
-    def delete(self, object_ids: Iterable[str], lost: Iterable[Lost] = ()) -> None:
+    def delete(self, object_ids: Iterable[str], lost: Sequence[Lost] = ()) -> None:
         """Remember that these never come back, and what was lost with them. Raises StorageError."""
         with self._translated(), transaction(self._base) as base:
             base.executemany("INSERT OR IGNORE INTO deleted VALUES (?)", ((each,) for each in object_ids))
-            _expire(base, lost)
+            self._expired_up_to = max(self._expired_up_to, _expire(base, lost))
 
     def are_deleted(self, object_ids: Iterable[str]) -> set[str]:
         """Which of these were deleted. Raises StorageError."""
@@ -249,13 +257,16 @@ class Catalogue:
 
     # -- what was given up --------------------------------------------------------------------------------------
 
-    def expire(self, lost: Iterable[Lost]) -> None:
+    def expire(self, lost: Sequence[Lost]) -> None:
         """Remember what was given up; of very much the older part by registration alone. Raises StorageError."""
         with self._translated(), transaction(self._base) as base:
-            _expire(base, lost)
+            self._expired_up_to = max(self._expired_up_to, _expire(base, lost))
 
     def expired(self, type_name: str, version: str, after: int, up_to: int) -> list[Lost]:
         """Losses of a type between these positions, in part or whole. Raises StorageError."""
+        with self.removing:
+            if after >= self._expired_up_to:
+                return []
         with self._translated():
             rows = self._base.execute(
                 "SELECT * FROM expired WHERE type = ? AND version = ? AND last > ? AND first <= ?",
@@ -304,7 +315,8 @@ class Catalogue:
             yield
 
 
-def _expire(base: sqlite3.Connection, lost: Iterable[Lost]) -> None:
+def _expire(base: sqlite3.Connection, lost: Sequence[Lost]) -> int:
+    """Write losses down; the last position of them."""
     base.executemany("INSERT INTO expired VALUES (?, ?, ?, ?, ?, ?)", map(msgspec.structs.astuple, lost))
     (count,) = base.execute("SELECT count(*) FROM expired").fetchone()
     if count > MAX_EXPIRED:
@@ -316,6 +328,7 @@ def _expire(base: sqlite3.Connection, lost: Iterable[Lost]) -> None:
         ).fetchall()
         base.execute("DELETE FROM expired WHERE last <= ?", (middle,))
         base.executemany("INSERT INTO expired VALUES (?, ?, ?, ?, ?, ?)", merged)
+    return max((each.last for each in lost), default=0)
 
 
 def _opened(

@@ -21,11 +21,12 @@ from typing import Any, Final
 
 import msgspec
 
+from jbi_pubsub.archive.catalogue import Lost
 from jbi_pubsub.archive.folder import INDEX
 from jbi_pubsub.archive.index import DuckIndex
 from jbi_pubsub.archive.query import Cursor, explained
 from jbi_pubsub.archive.store import VolumeStore
-from jbi_pubsub.archive.upkeep import EndedError, Free, Retain, Upkeep
+from jbi_pubsub.archive.upkeep import EndedError, Free, Going, Retain, Upkeep
 from jbi_pubsub.archive.volume import LogVolume, Record
 from jbi_pubsub.core.errors import ConfigurationError, ErrorReport, JbiError, StorageError, report
 from jbi_pubsub.core.guard import note
@@ -211,7 +212,8 @@ class Desk:
         self._upkeep = Upkeep(
             Path(setup.folder), setup.archive, tell, self._call, metadata=setup.metadata, payloads=setup.payloads
         )
-        self._upkeep.forget, self._upkeep.went, self._upkeep.deleted = self.forget, self.went, self._deleted
+        self._upkeep.forget, self._upkeep.lose, self._upkeep.went = self.forget, self.lose, self.went
+        self._upkeep.deleted = self._deleted
 
     def take(self, message: object) -> None:
         """Do as one of the messages above says, soon. Others are none of a desk's."""
@@ -275,6 +277,14 @@ class Desk:
                 self._index.forget(these[start : start + FORGET_AT_ONCE])
         except StorageError as exc:  # on a full disk nothing would ever go
             self._rebuild(str(exc))
+
+    def lose(self, positions: Iterable[int], lost: tuple[Lost, ...]) -> None:
+        """Take objects out of the index and all answers, and tell of it, before they go. Raises StorageError."""
+        self.forget(positions)
+        self._deleted.update(positions)
+        for query in self._queries.values():
+            query.cursor.drop_gone()
+        self._tell(Going(tuple(positions), lost))
 
     def went(self, positions: Iterable[int]) -> None:
         """These are on disk no more."""

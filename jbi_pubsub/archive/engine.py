@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
-from jbi_pubsub.archive.catalogue import Catalogue, Kept, Losses
+from jbi_pubsub.archive.catalogue import Catalogue, Kept, LossSpans
 from jbi_pubsub.archive.desk import Setup
 from jbi_pubsub.archive.folder import CATALOGUE, Folder
 from jbi_pubsub.archive.log import VOLUME_BYTES, VOLUME_RECORDS, Log
@@ -31,13 +31,22 @@ from jbi_pubsub.archive.registrations import ArchivedRegistrations, additions_of
 from jbi_pubsub.archive.requests import WorkerRequests
 from jbi_pubsub.archive.room import ArchiveRoom
 from jbi_pubsub.archive.store import LOG, VolumeStore
-from jbi_pubsub.archive.upkeep import Retain, Retained, Stored, VolumeLoss, stored_of
+from jbi_pubsub.archive.upkeep import Going, Retain, Retained, Stored, stored_of
 from jbi_pubsub.archive.volume import RECORD, LogVolume, Record
 from jbi_pubsub.core import extras
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ConfigurationError, ProtocolError, StorageError
 from jbi_pubsub.core.guard import guarded
-from jbi_pubsub.core.history import MAX_POSITION, Consumer, Explanation, HistoryQuery, KeepRule, QueryResult, Source
+from jbi_pubsub.core.history import (
+    MAX_POSITION,
+    Consumer,
+    Explanation,
+    GivenUp,
+    HistoryQuery,
+    KeepRule,
+    QueryResult,
+    Source,
+)
 from jbi_pubsub.core.info_object import Parcel, TypeName
 from jbi_pubsub.core.ticker import Job
 from jbi_pubsub.protocol.status.archive import KeptStatus
@@ -54,8 +63,6 @@ REGISTRATIONS_MOST: Final = 100_000
 RETAIN_SECONDS: Final = 3_600.0
 RETAIN_FIRST: Final = 60.0
 """Between two times that rules are looked at, and from the start to the first."""
-EXPIRED_UP_TO: Final = "expired_up_to"
-"""Counted: the last position of what was given up."""
 NOT_ARCHIVED: Final = "not_archived"
 """Counted: objects that were passed on without being kept, since there was no room."""
 
@@ -237,7 +244,7 @@ class Archive:
         """See Keeping."""
         self._requests.rebuild()
 
-    def retain(self, *, is_dry: bool = False, timeout: float = 3_600.0) -> tuple[VolumeLoss, ...]:
+    def retain(self, *, is_dry: bool = False, timeout: float = 3_600.0) -> tuple[GivenUp, ...]:
         """Give up what the rules say, or with `is_dry` only say what that would be: of each volume of which
         something goes. Raises StorageError."""
         answer = self._requests.retain(Retain(0, self._rules, self._clock(), self._had(), is_dry), timeout)
@@ -260,46 +267,42 @@ class Archive:
         }
         return sum(lost.between(query.after, query.up_to) for lost in found)
 
-    @property
-    def expired_up_to(self) -> int:
-        """The last position of what was given up, by rules or for room: a durable subscription that was not there yet
-        has lost something, perhaps."""
-        with self._lock:
-            return self._counters[EXPIRED_UP_TO]
-
     def _had(self) -> int:
         """Up to which position all durable subscriptions have had what they want."""
         now = self._clock()
         return min((each.position for each in self._catalogue.consumers() if each.ends > now), default=MAX_POSITION)
 
     def _count(self, message: Retained) -> None:
-        self._catalogue.expire([lost for going in message.volumes if going.is_done for lost in going.lost])
         with self._lock:
             for going in message.volumes:
                 for reason, number in going.reasons.items():
                     self._counters[f"expired_{reason}"] += number if going.is_done else 0
-            self._counters[EXPIRED_UP_TO] = max(self._counters[EXPIRED_UP_TO], message.up_to)
 
-    def _hear(self, message: Stored | Retained) -> None:
-        """Take the worker's word on what lies on disk, or was given up."""
-        if isinstance(message, Stored):
-            with self._lock:
-                self._room.store(message, self._log)
-            return
-        try:
-            self._count(message)
-        except StorageError as exc:
-            log.error("the removed objects could not be counted: %s", exc)
+    def _hear(self, message: Stored | Going | Retained) -> None:
+        """Take the worker's word on what lies on disk, goes, or was given up."""
+        match message:
+            case Stored():
+                with self._lock:
+                    self._room.store(message, self._log)
+            case Retained():
+                self._count(message)
+            case Going(positions, lost):
+                with self._catalogue.removing:
+                    self._requests.lose(positions)
+                    try:
+                        self._catalogue.expire(lost)
+                    except StorageError as exc:
+                        log.error("the removed objects could not be counted: %s", exc)
 
     def _delete(self, found: Sequence[QueryResult]) -> None:
-        positions, object_ids, losses = [each.position for each in found], list[str](), Losses()
-        for each in found:
-            head = Parcel.received(each.data).head
-            object_ids.append(head.object_id)
-            losses.add(head.type_name, head.type_version, head.registration, each.position)
-        self._catalogue.delete(object_ids, losses.all())
+        positions, heads = [each.position for each in found], [Parcel.received(each.data).head for each in found]
+        losses = LossSpans()
+        for position, head in zip(positions, heads, strict=True):
+            losses.add(head.type_name, head.type_version, head.registration, position)
+        with self._catalogue.removing:
+            self._requests.delete(positions)
+            self._catalogue.delete([head.object_id for head in heads], losses.all())
         self._log.delete(positions, self._clock())
-        self._requests.delete(positions)
 
     # -- registrations ------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import Any, Final
 
 import msgspec
@@ -125,6 +125,11 @@ class OpenQuery:
         """Have whoever asks look, if it has failed."""
         if self._progress.state == "failed":
             self._wake()
+
+    def lose(self, positions: Container[int]) -> None:
+        """These go, and are in no result that comes after this."""
+        with self._lock:
+            self._gone.update(each.position for each in self._waiting if each.position in positions)
 
     def deleted(self, positions: Iterable[int]) -> None:
         """These are in no answer any more."""

@@ -197,11 +197,10 @@ class Cursor:
         self._start = self._high if self._is_newest else self._low
         self._rows = FIRST_ROWS
         self._waiting, self._sure, self._at = array("Q"), bytearray(), 0
-        self._decided: deque[int] = deque()
-        self._ready: deque[QueryResult] = deque()
+        self._decided, self._ready = deque[int](), deque[QueryResult]()
         self._seen: set[bytes] = set()
         self._latest = array("Q")
-        self._is_turned = False
+        self._is_turned = not query.latest_by or query.order == "newest"
         self._ids = None if query.object_ids is None else frozenset(query.object_ids)
         self._by_type: dict[tuple[str, str], list[CompiledScope]] = {}
         for each in sorted(self._asked, key=lambda one: not one.is_everything):
@@ -232,6 +231,10 @@ class Cursor:
             self._state, self._error = state, error
         self._clear()
 
+    def drop_gone(self) -> None:
+        """Drop what was read ahead, and has gone since."""
+        self._ready = deque(each for each in self._ready if each.position not in self._gone)
+
     def step(self, count: int = ASK_MOST, size: int = TAKE_BYTES) -> list[QueryResult]:
         """Go on a little. Up to `count` results, of about `size` bytes in all; none does not mean that it is finished:
         `progress.state` says that."""
@@ -259,7 +262,7 @@ class Cursor:
             return True
         if self._low < self._high:
             return False
-        if self.query.latest_by and self.query.order == "oldest" and not self._is_turned:
+        if not self._is_turned:
             self._is_turned = True  # known newest first, wanted the other way round
             self._decided.extend(reversed(self._latest))
             return not self._decided
@@ -359,7 +362,7 @@ class Cursor:
             if record.kind == OBJECT and position not in self._gone:
                 self._candidates += 1
                 if self._matches(record):
-                    if self._is_kept_for_later():
+                    if not self._is_turned:
                         self._latest.append(position)
                     else:
                         self._ready.append(QueryResult(record.position, record.received, record.data))
@@ -373,9 +376,6 @@ class Cursor:
         else:
             self._low = high if position is None else position
 
-    def _is_kept_for_later(self) -> bool:
-        return bool(self.query.latest_by) and self.query.order == "oldest"
-
     def _decide(self) -> None:
         """Ask lxml about the next candidates, unless the index has decided already."""
         start, self._at = self._at, min(len(self._waiting), self._at + self._at_once)
@@ -386,7 +386,7 @@ class Cursor:
         asked = [position for position in part if position not in sure]
         sure.update(record.position for record in self._store.metadata(asked) if self._matches(record))
         matched = [position for position in part if position in sure]
-        (self._latest if self._is_kept_for_later() else self._decided).extend(matched)
+        (self._decided if self._is_turned else self._latest).extend(matched)
 
     def _taken(self, count: int, size: int) -> list[QueryResult]:
         """Results that are there."""

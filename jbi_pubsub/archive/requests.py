@@ -17,7 +17,7 @@ from jbi_pubsub.archive.desk import Ask, Deleted, Explain, ExplainReply, Indexed
 from jbi_pubsub.archive.desk import Results as FoundSome
 from jbi_pubsub.archive.log import Log
 from jbi_pubsub.archive.opened import PAGE, PAGE_BYTES, OpenQuery
-from jbi_pubsub.archive.upkeep import AGAIN_SECONDS, Applied, Free, Retain, Retained, Stored
+from jbi_pubsub.archive.upkeep import AGAIN_SECONDS, Applied, Free, Going, Retain, Retained, Stored
 from jbi_pubsub.archive.worker import Asked, ProcessWorker, ThreadWorker, Told, Worker
 from jbi_pubsub.core.errors import BackPressureError, StorageError, rebuild, report
 from jbi_pubsub.core.guard import guarded
@@ -37,7 +37,7 @@ class WorkerRequests:
         self,
         setup: Setup,
         log: Log,
-        hear: Callable[[Stored | Retained], None],
+        hear: Callable[[Stored | Going | Retained], None],
         *,
         deleted: set[int],
         lock: int | None,
@@ -127,6 +127,13 @@ class WorkerRequests:
                 query.deleted(positions)
             self._worker.tell(Deleted(tuple(positions)))
 
+    def lose(self, positions: Sequence[int]) -> None:
+        """The worker finds these no more: what it has found of them goes, too."""
+        gone = frozenset(positions)
+        with self._lock:
+            for query in self._queries.values():
+                query.lose(gone)
+
     def tell_synced(self) -> None:
         """Let the worker index what is on disk."""
         synced = self._log.synced
@@ -213,7 +220,7 @@ class WorkerRequests:
                     self._hear_of(message)
             case Indexed():
                 self.indexed = message
-            case Stored():
+            case Stored() | Going():
                 self._hear_of(message)
             case Applied(positions):
                 with self._lock:

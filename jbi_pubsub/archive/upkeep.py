@@ -4,6 +4,8 @@ Rules:
 - A file of the log goes when its objects are in a pack, and what it says is deleted is in none: so that it is deleted
   stands in the log for as long as it matters.
 - The index is told before anything goes, so that it never counts what is not there; what answers queries, after.
+- Losses are told before anything goes, and behind all answers that have it: who asks has had an object, or knows that
+  it is gone. If the worker dies between, some are told that are still there.
 - A volume of which nothing is left stays as an empty pack, unless there is none before it: one that is missing is seen.
 - It may end at any moment: whatever is half done is done again, from what is still there.
 """
@@ -24,7 +26,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from jbi_pubsub.archive import pack as packs
-from jbi_pubsub.archive.catalogue import Losses, Lost
+from jbi_pubsub.archive.catalogue import LossSpans, Lost
 from jbi_pubsub.archive.items import METADATA_STORES, PAYLOAD_STORES
 from jbi_pubsub.archive.pack import Pack, Sealable, seal
 from jbi_pubsub.archive.query import Key
@@ -70,19 +72,19 @@ class Free(msgspec.Struct, frozen=True, tag=True):
     both: int
 
 
-class VolumeLoss(GivenUp, frozen=True):
-    """Objects of a volume that go."""
+class Going(msgspec.Struct, frozen=True, tag=True):
+    """Objects that go from the disk now: they are in no answer that is told after this."""
 
-    lost: tuple[Lost, ...] = ()
-    """The same by registration, but for payloads."""
+    positions: tuple[int, ...]
+    lost: tuple[Lost, ...]
+    """The same by registration, but for those that were deleted."""
 
 
 class Retained(msgspec.Struct, frozen=True, tag=True):
-    """Objects that went, or would. `up_to`: the last position of what went."""
+    """Objects that went, or would."""
 
     number: int
-    volumes: tuple[VolumeLoss, ...]
-    up_to: int = 0
+    volumes: tuple[GivenUp, ...]
     error: ErrorReport | None = None
 
 
@@ -139,9 +141,9 @@ class Upkeep:
         self._is_closed = False
         self.forget: Callable[[Iterable[int]], None] = lambda _positions: None
         self.went: Callable[[Iterable[int]], None] = lambda _positions: None
-        """Calls of the desk before and after objects go."""
+        self.lose: Callable[[Iterable[int], tuple[Lost, ...]], None] = lambda _positions, _lost: None
         self.deleted: Container[int] = ()
-        """Positions of what is deleted, and on disk still: its loss is told already."""
+        """Calls of the desk before and after objects go, and positions of what is deleted and on disk: that is told."""
         self._thread = threading.Thread(target=self._run, name="archive-upkeep", daemon=True)
 
     def start(self) -> None:
@@ -349,19 +351,17 @@ class Upkeep:
         found = [plan for plan in reversed(plans) if plan.reasons]
         if asked.is_dry:
             return Retained(asked.number, tuple(plan.going for plan in found))
-        done = [plan for plan in found if plan.is_done]
-        gone = sorted({position for plan in done for position in plan.gone})
-        self._desk(lambda: self.forget(gone))
-        for plan in done:
+        for plan in [plan for plan in found if plan.is_done]:
+            self._desk(partial(self.lose, sorted(plan.gone), plan.lost.all()))
             self._give_up(plan)
-        self._desk(lambda: self.went(gone))
-        return Retained(asked.number, tuple(plan.going for plan in found), gone[-1] if gone else 0)
+            self._desk(partial(self.went, plan.gone))
+        return Retained(asked.number, tuple(plan.going for plan in found))
 
     def _plan(self, path: Path, retention: Retention, keys: _Keys) -> _Plan:
         """Plan of what goes of a pack."""
         held = self._holdings(path)
         fates = {(each.type, each.version): retention.whole(each) for each in held}
-        plan = _Plan(path, held, self.deleted)
+        plan = _Plan(path, held, LossSpans(self.deleted))
         with closing(Pack(path, self._archive)) as pack:
             plan.first, plan.last = pack.first, pack.last
             if all(fate == STAYS for fate in fates.values()):
@@ -388,19 +388,19 @@ class Upkeep:
     def _free(self, asked: Free) -> Retained:
         """See Free."""
         wanted = [asked.metadata, asked.payload, asked.both]
-        going: list[VolumeLoss] = []
+        going: list[GivenUp] = []
         for (_, paths), (behind, _) in pairwise(self._volumes()):
             if max(wanted) <= 0:
                 break
             whole = self._whole(paths[0], behind - 1)
-            self._desk(partial(self.forget, whole.positions))
+            self._desk(partial(self.lose, whole.positions, whole.lost))
             self._remove(paths)
             self._desk(partial(self.went, [*whole.positions, *whole.deleted]))
             if whole.deleted:
                 self._tell(Applied(tuple(whole.deleted)))
             wanted = [wanted[0] - whole.metadata, wanted[1] - whole.payload, wanted[2] - whole.metadata - whole.payload]
             going.append(whole.going)
-        return Retained(0, tuple(going), going[-1].last if going else 0)
+        return Retained(0, tuple(going))
 
     def _whole(self, path: Path, up_to: int) -> _Whole:
         """Losses with a volume. Of one that can't be read, that it may have held positions up to that one."""
@@ -409,24 +409,21 @@ class Upkeep:
         except StorageError as exc:
             log.error("unreadable files are deleted to free space: %s", exc)
             first, size = int(path.stem), sum(file.stat().st_size for file in path.parent.glob(f"{path.stem}*"))
-            return _Whole(VolumeLoss(first, up_to, 0, {FULL: 0}, True, True), range(first, up_to + 1), (), size, 0)
-        metadata = payload = 0
-        losses = Losses()
+            return _Whole(GivenUp(first, up_to, 0, {FULL: 0}, True, True), (), range(first, up_to + 1), (), size, 0)
+        metadata, payload, losses = 0, 0, LossSpans(self.deleted)
         with closing(volume):
             if isinstance(volume, LogVolume):
                 volume.recover()
             for record in volume.read(0, MAX_POSITION):
                 if (item := _item(record)) is not None:
-                    if item.position not in self.deleted:
-                        losses.add(item.type, item.version, item.registration, item.position)
+                    losses.add(item.type, item.version, item.registration, item.position)
                     metadata, payload = metadata + len(record.data) - item.payload, payload + item.payload
             positions = list(volume.positions)
             deleted: Sequence[int] = volume.deleted if isinstance(volume, LogVolume) else ()
             if isinstance(volume, Pack):
                 metadata, payload = volume.sizes
-            reasons = {FULL: len(positions)}
-            going = VolumeLoss(volume.first, volume.last, len(positions), reasons, True, True, losses.all())
-        return _Whole(going, positions, deleted, metadata, payload)
+            going = GivenUp(volume.first, volume.last, len(positions), {FULL: len(positions)}, True, True)
+        return _Whole(going, losses.all(), positions, deleted, metadata, payload)
 
     def _remove(self, paths: Sequence[Path]) -> None:
         """Take a volume away."""
@@ -450,7 +447,8 @@ class Upkeep:
 class _Whole(NamedTuple):
     """A volume that goes, its objects, and those that it says are deleted; bytes of metadata and payloads."""
 
-    going: VolumeLoss
+    going: GivenUp
+    lost: tuple[Lost, ...]
     positions: Sequence[int]
     deleted: Sequence[int]
     metadata: int
@@ -460,14 +458,13 @@ class _Whole(NamedTuple):
 class _Plan:
     """Plan of what goes of a pack."""
 
-    def __init__(self, path: Path, held: Sequence[Holding], deleted: Container[int]) -> None:
+    def __init__(self, path: Path, held: Sequence[Holding], lost: LossSpans) -> None:
         self.path = path
         self.first = self.last = 0
         self.gone: set[int] = set()
         self.cut: set[int] = set()
         self.reasons: Counter[str] = Counter()
-        self.lost = Losses()
-        self._deleted = deleted
+        self.lost = lost
         self._objects = sum(each.objects for each in held)
         self._payload = sum(each.payload for each in held)
         self._size = sum(each.size for each in held)
@@ -484,8 +481,7 @@ class _Plan:
         else:
             self.gone.add(item.position)
             self._going += item.size
-            if item.position not in self._deleted:
-                self.lost.add(item.type, item.version, item.registration, item.position)
+            self.lost.add(item.type, item.version, item.registration, item.position)
 
     @property
     def is_whole(self) -> bool:
@@ -499,10 +495,8 @@ class _Plan:
         )
 
     @property
-    def going(self) -> VolumeLoss:
-        return VolumeLoss(
-            self.first, self.last, self._objects, dict(self.reasons), self.is_whole, self.is_done, self.lost.all()
-        )
+    def going(self) -> GivenUp:
+        return GivenUp(self.first, self.last, self._objects, dict(self.reasons), self.is_whole, self.is_done)
 
 
 class _Keys:

@@ -77,7 +77,16 @@ Asked = (
     | upkeep.Retain
     | upkeep.Free
 )
-Told = desk.Results | desk.ExplainReply | desk.Indexed | upkeep.Retained | upkeep.Applied | upkeep.Stored | Said
+Told = (
+    desk.Results
+    | desk.ExplainReply
+    | desk.Indexed
+    | upkeep.Going
+    | upkeep.Retained
+    | upkeep.Applied
+    | upkeep.Stored
+    | Said
+)
 
 
 class Worker(Protocol):

@@ -244,9 +244,10 @@ class Cause(enum.StrEnum):
     RATE = "rate"
     """The object was beyond the rate that is granted to the subscription."""
     EXPIRED = "expired"
-    """The object waited longer than its publisher's `expiration`; or the archive has removed it, by its rules, before a
-    durable subscription got it. In the second case all removed objects of the matching types and registrations count,
-    whether or not they would have matched the predicate."""
+    """The object waited longer than its publisher's `expiration`; or the archive has removed it, by its rules, for
+    want of room or because somebody has deleted it, before a durable subscription got it. In the second case all
+    removed objects of the matching types and registrations count, whether or not they would have matched the
+    predicate."""
     OTHER_ARCHIVE = "other_archive"
     """The subscription continues at an archive that was emptied, restored from a copy, or is not the one of its
     position. The number of lost objects is not known (count 0). The objects of this archive are delivered."""

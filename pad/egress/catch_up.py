@@ -89,7 +89,7 @@ class Feed(Protocol):
 class Replay:
     """Catching up of a queue with an archive. What is not kept has nothing to do with it."""
 
-    __slots__ = ("again_from", "behind", "durable", "not_kept", "past", "size", "target", "went")
+    __slots__ = ("again_from", "behind", "dropped", "durable", "not_kept", "past", "size", "target", "went")
 
     def __init__(self, durable: Durable | None = None) -> None:
         """`durable`: told what goes out, and what was acknowledged; None: nobody is."""
@@ -100,6 +100,8 @@ class Replay:
         """Objects that went, are not kept, and were not acknowledged one by one."""
         self.again_from = -1
         """Where the feed is to go on for one that fell back."""
+        self.dropped: set[int] = set()
+        """Positions of what it dropped for that."""
         self.target = 0
         self.past = math.inf
         """Positions up to there came before it had caught up."""

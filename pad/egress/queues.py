@@ -245,6 +245,7 @@ class SessionQueues:
         if lost:
             self.lose(queue, Cause.QUEUE_OVERFLOW, lost)
         after = replay.durable.back(position, dropped)
+        replay.dropped.update(dropped)
         replay.again_from = after if replay.again_from < 0 else min(replay.again_from, after)
         replay.past = math.inf
         queue.follow(CatchUpEvent.FELL_BACK)
@@ -353,17 +354,18 @@ class FeedControl:
             found = self._replay_of(subscription)
             return found[0].state if found is not None else None
 
-    def arm(self, subscription: Subscription, target: int) -> int:
-        """The feed brings all that is kept up to that position, where positions stand now. Where it is to go on, if its
-        subscriber fell back; else -1."""
+    def arm(self, subscription: Subscription, target: int) -> tuple[int, set[int]]:
+        """The feed brings all that is kept up to that position, where positions stand now. Where it is to go on, and
+        positions of what was dropped for that, if its subscriber fell back (none: it wants all again); else -1."""
         with self._changed:
             if (found := self._replay_of(subscription)) is None:
-                return -1
+                return -1, set()
             queue, replay = found
             queue.follow(CatchUpEvent.ARMED)
             replay.target = target
             again, replay.again_from = replay.again_from, -1
-            return again
+            dropped, replay.dropped = replay.dropped, set()
+            return again, dropped
 
     def brought(self, subscription: Subscription) -> None:
         """The feed has brought all up to its target."""
@@ -401,6 +403,7 @@ class FeedControl:
                 queue, replay = found
                 self._queues.fall_back(queue, after + 1)
                 replay.again_from = after
+                replay.dropped.clear()
 
     def room(self, subscription: Subscription) -> tuple[int, int]:
         """Room for a feed now, in objects, and in bytes in all; (-1, 0): its queue is gone. Bytes may be

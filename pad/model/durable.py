@@ -99,7 +99,7 @@ class Durable:
         with self.lock:
             self._open = [each for each in self._open if each not in gone]
             first = min([position, *gone, *(first for first, _ in under_way)])
-            self._limit = min(self._limit, first - 1)
+            self._limit = min(self._limit, max(first - 1, self.position))
             return int(self._limit)
 
     def acknowledge(self, positions: Iterable[int]) -> int:
@@ -130,7 +130,7 @@ class Durable:
         """Let it go on behind that position."""
         with self.lock:
             self.position, self.is_changed = position, True
-            self._limit = min(self._limit, position)
+            self._limit = position
             self._above.clear()
             self._open.clear()
 

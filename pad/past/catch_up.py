@@ -21,9 +21,8 @@ import msgspec
 from jbi_pubsub.core.backoff import Backoff
 from jbi_pubsub.core.errors import ConfigurationError, JbiError, StorageError, WireTimeoutError
 from jbi_pubsub.core.history import MAX_POSITION, HistoryQuery, Progress, QueryResult
-from jbi_pubsub.core.info_object import Cause, TypeName
+from jbi_pubsub.core.info_object import Cause
 from jbi_pubsub.core.wire.endpoint import Caller
-from jbi_pubsub.core.xpath.narrowing import Condition
 from jbi_pubsub.pad.egress.catch_up import CatchUpState
 from jbi_pubsub.pad.egress.session import SubscriberSession
 from jbi_pubsub.pad.model.durable import Durable
@@ -65,8 +64,8 @@ class ArchiveCatchUp(ArchiveFeed):
         is_told: bool,
         left: Callable[[ArchiveCatchUp], None],
     ) -> None:
-        """`after`: the position up to which it has all; `is_told`: whether it is told already what the rules have taken
-        meanwhile; `left(catch_up)` is called when it has caught up for good, or its queue is gone."""
+        """`after`: the position up to which it has all; `is_told`: whether one that begins is told already what was
+        removed before; `left(catch_up)` is called when it has caught up for good, or its queue is gone."""
         super().__init__(thread, session, subscription)
         self.after = after
         self.target = 0
@@ -80,11 +79,16 @@ class ArchiveCatchUp(ArchiveFeed):
         """Whether what the subscription says of its beginning counts for the round."""
         self._is_newest = False
         """Whether the first round does not bring all, but what is to come."""
-        self._is_told = is_told
+        goes_on = 0 < subscription.request.start.after < MAX_POSITION  # its subscriber has had what was before
+        is_told = is_told or not (durable is not None or goes_on)
+        self._asked = MAX_POSITION if is_told and self._is_first else after
+        """Position up to which it was asked what of it was removed before it came."""
+        self._again: set[int] = set()
+        """Positions up to there that had come, made way in the queue, and are to come again."""
         self._results: QueryResults | None = None
         """Results of the round; None between two."""
-        self._conditions: set[tuple[TypeName, Condition]] = set()
-        """Conditions on what may be seen in the round."""
+        self._query = HistoryQuery(scopes=())
+        """Query of the round."""
         self._revision = 0
         """Revision of the terms by which the round is asked."""
         self._backoff = Backoff(2 * AGAIN_SECONDS, FAILED_SECONDS)
@@ -132,6 +136,7 @@ class ArchiveCatchUp(ArchiveFeed):
         """See ArchiveFeed."""
         count = super().bring(found)
         self.subscription.replayed += count
+        self._again.difference_update(each.position for each in found)
         if found:
             self._advance(max(self.after, *(each.position for each in found)))
         self._backoff.reset()
@@ -147,7 +152,8 @@ class ArchiveCatchUp(ArchiveFeed):
             log.warning("subscription %s: its catch-up is %s", self.subscription.uid, progress.error)
             self.session.lose(self.subscription, Cause.STORAGE)
         self._drop_round()
-        self._is_first = False
+        if self._is_first:
+            self._is_first, self._asked = False, min(self._asked, self.target)
         self._advance(self.target)
         self.session.feeds.brought(self.subscription)
         return True
@@ -175,28 +181,38 @@ class ArchiveCatchUp(ArchiveFeed):
         if durable is not None and not (self._is_first and self._is_newest):
             durable.fed(0 if self._is_newest else before, position)
             self._is_newest = False
+        self._tell_removed(position)
+
+    def _tell_removed(self, position: int) -> None:
+        """Tell of what was removed from the archive before it was brought, up to there. Whatever comes is brought by
+        now, so what is removed later counts no more."""
+        gone = {each for each in self._again if each <= position}
+        count = len(gone)
+        if position > self._asked:
+            passed = msgspec.structs.replace(self._query, after=self._asked, up_to=position)
+            count += self._archive.keeping.expired(passed)
+            self._asked = position
+        self._again -= gone
+        if count:
+            self.session.lose(self.subscription, Cause.EXPIRED, count)
 
     def _arm(self, position: int) -> None:
         self.target = position
-        if (again := self.session.feeds.arm(self.subscription, position)) >= 0:
-            self.after = again
+        again, dropped = self.session.feeds.arm(self.subscription, position)
+        if again >= 0:
+            self._again.update(each for each in dropped if again < each <= self._asked)
+            self.after, self._asked = again, max(self._asked, again) if dropped else again
 
     def _open_round(self, state: CatchUpState) -> None:
         """Ask for what is between where it is and where positions stand now; later, if that can't be."""
-        subscription, keeping = self.subscription, self._archive.keeping
+        subscription = self.subscription
         try:
             if state is CatchUpState.BEHIND:
                 self._archive.here(self._arm)
             self._archive.wait_synced(self.target)
             self._revision = subscription.revision & ~1  # one that is being amended is asked for again
-            query = self._round()
-            goes_on = 0 < subscription.request.start.after < MAX_POSITION  # its subscriber has had what was before
-            if not self._is_told and (subscription.durable is not None or goes_on):
-                self._is_told = True
-                if gone := keeping.expired(query):
-                    self.session.lose(subscription, Cause.EXPIRED, gone)
-            self._conditions = conditions_of(query.scopes)
-            self._results = open_query(keeping, query, self.wake)
+            self._query = self._round()
+            self._results = open_query(self._archive.keeping, self._query, self.wake)
         except JbiError as exc:  # no room for one more query; or the disk fails
             log.info("subscription %s waits for the archive: %s", subscription.uid, exc)
             self.fail()
@@ -218,7 +234,8 @@ class ArchiveCatchUp(ArchiveFeed):
             return query
         if start.kind == "since":
             return msgspec.structs.replace(query, since=start.since)
-        self._is_newest = start.kind == "last"
+        if start.kind == "last":
+            self._is_newest, self._asked = True, MAX_POSITION  # it wants nothing of before
         if start.kind == "last" and start.latest_by:
             return msgspec.structs.replace(query, latest_by=start.latest_by)
         if start.kind == "last":
@@ -227,7 +244,7 @@ class ArchiveCatchUp(ArchiveFeed):
 
     def _is_another(self) -> bool:
         """Whether it asks for something else now than in its round, or may see something else."""
-        return self.is_stale or conditions_of(self._round().scopes) != self._conditions
+        return self.is_stale or conditions_of(self._round().scopes) != conditions_of(self._query.scopes)
 
 
 class ArchiveCatchUps:

@@ -125,6 +125,8 @@ class MemoryKeeping:
         with self.lock:
             self.expired_positions += [record[0] for record in self.records if record[0] <= up_to]
             self.records = [record for record in self.records if record[0] > up_to]
+            for results in self.open_now:
+                results._left = [each for each in results._left if each.position > up_to]
 
     def expired(self, query: HistoryQuery) -> int:
         with self.lock:
@@ -202,6 +204,7 @@ class MemoryKeeping:
             self._fail("delete")
             found = self.answer(query)
             gone = {each.position for each in found}
+            self.expired_positions += sorted(gone)
             self.deleted |= {Parcel.received(each.data).head.object_id for each in found}
             self.records = [record for record in self.records if record[0] not in gone]
             return len(found)

@@ -53,6 +53,7 @@ class ArchiveByHand:
     def __init__(self) -> None:
         self.keeping = self
         self.kept: list[int] = []
+        self.removed: set[int] = set()
         self.fails = 0
         """Number of queries that it refuses next."""
         self.rules = ""
@@ -65,8 +66,14 @@ class ArchiveByHand:
     def wait_synced(self, position: int) -> None:
         pass
 
-    def expired(self, _query: HistoryQuery) -> int:
-        return 0
+    def remove(self, positions: set[int]) -> None:
+        """The rules take these: they are in no answer from now on."""
+        self.removed |= positions
+        for results in self.results:
+            results.ahead = [each for each in results.ahead if each not in positions]
+
+    def expired(self, query: HistoryQuery) -> int:
+        return sum(query.after < each <= query.up_to for each in self.removed)
 
     def scopes_of(self, *_given: Any) -> tuple[tuple[Scope, ...], tuple[str, ...], bool]:
         return (Scope(TypeName("t"), self.rules),), (), False
@@ -75,7 +82,8 @@ class ArchiveByHand:
         if self.fails:
             self.fails -= 1
             raise BackPressureError("too many")
-        found = [position for position in self.kept if query.after < position <= query.up_to]
+        there = (position for position in self.kept if position not in self.removed)
+        found = [position for position in there if query.after < position <= query.up_to]
         self.results.append(ListedResults(found))
         return self.results[-1]
 
@@ -218,6 +226,12 @@ class Life:
         self.expected -= set(range(1, position + 1))
         self.found = Counter({number: n for number, n in self.found.items() if not position < number <= 1000})
 
+    def remove(self, count: int = 2) -> None:
+        """The archive gives up its oldest objects, of which a durable subscription is to be told."""
+        if self.kind == "durable":
+            there = [each for each in self.archive.kept if each not in self.archive.removed]
+            self.archive.remove(set(there[:count]))
+
     def refuse(self) -> None:
         self.archive.fails = 2
 
@@ -258,9 +272,10 @@ class Life:
         assert self.lost == sum(self.subscription.lost.values()), "each loss is told"
         assert len(missing) == self.lost or (self.has_reset and len(missing) < self.lost)
         if self.kind == "durable" and all(number <= 1000 for number in self.expected):
-            assert not missing, "nothing of what is kept, unless what is not takes its place"
+            assert missing <= self.archive.removed, "nothing of what is kept, unless what is not takes its place"
         if (durable := self.subscription.durable) is not None:
-            assert durable.position == len(self.archive.kept), "nothing is to come again"
+            left = set(range(durable.position + 1, len(self.archive.kept) + 1))
+            assert left <= self.archive.removed, "nothing is to come again"
         self.session.remove(self.subscription)
         assert self.budget.used == 0
         self.turn()
@@ -327,6 +342,33 @@ def test_what_another_object_takes_the_place_of_is_lost_for_good() -> None:
     assert life.subscription.durable.position == 3
 
 
+def test_what_is_removed_while_it_is_behind_is_told_once() -> None:
+    # Given a durable subscription that reads slowly, and of which three rounds are under way one after the other
+    life = Life("durable")
+    steps = "release 0, turn, publish 9, remove 5, turn, take, turn, publish 9, remove 12, take"
+    for step in steps.split(", "):
+        life.lead(step)
+        life.check()
+    # Expect each object, or its loss
+    life.end()
+    assert life.lost > 0
+
+
+def test_what_made_way_in_the_queue_and_is_removed_before_it_comes_again_is_told() -> None:
+    # Given a durable subscription that has caught up, with two objects of the archive in its queue
+    life = Life("durable")
+    life.publish(2)
+    for step in ("release 0", "turn", "take", "turn", "wait", "turn"):
+        life.lead(step)
+    life.publish(3, is_offered=False)
+    life.offer(range(3))
+    # When its queue is full, so that these are to come again, and the archive has removed them
+    life.publish(9)
+    life.lead("remove 7")
+    # Expect each object, or its loss
+    life.end()
+
+
 class CatchUpLives(RuleBasedStateMachine):
     """Whatever happens in whatever order."""
 
@@ -353,6 +395,10 @@ class CatchUpLives(RuleBasedStateMachine):
     @rule(position=st.integers(0, 8))
     def reset(self, position: int) -> None:
         self.life.reset(min(position, len(self.life.archive.kept)))
+
+    @rule(count=st.integers(1, 6))
+    def remove(self, count: int) -> None:
+        self.life.remove(count)
 
     @rule(step=st.sampled_from(["turn", "turn", "wait", "refuse", "fail", "amend"]))
     def happen(self, step: str) -> None:

@@ -275,6 +275,29 @@ def test_what_the_rules_took_meanwhile_is_told(place: Lasting, keeping: MemoryKe
     assert [(notice.cause, notice.count) for notice in place.losses] == [(Cause.EXPIRED, 3)]
 
 
+def test_what_the_rules_take_while_it_is_open_and_behind_is_told(place: Lasting, keeping: MemoryKeeping) -> None:
+    # Given one that has two of ten objects, and room for no more
+    place.consumes = False
+    granted = place.open(bound=2)
+    found = place.found[granted.number]
+    eventually(lambda: place.take() or len(found) == 2)
+    # When the rules take six of the others, and, when it has two more, some of what came meanwhile
+    keeping.expire(8)
+    place.fill(5)
+    for up_to in (11, 11, 12, 12, 12):
+        had = len(found)
+        place.session._acked(0, msgspec.msgpack.encode(Heard({granted.number: had})))
+        eventually(lambda had=had: place.take() or len(found) > had or found[-1] == 15)
+        keeping.expire(up_to)
+    # Expect each object, or its loss
+    place.consumes = True
+    place.session._acked(0, msgspec.msgpack.encode(Heard({granted.number: len(found)})))
+    assert place.until(granted, len(found) + 15 - found[-1])[-1] == 15
+    eventually(lambda: place.take() or len(found) + sum(notice.count for notice in place.losses) >= 15)
+    assert len(found) + sum(notice.count for notice in place.losses) == 15
+    assert {notice.cause for notice in place.losses} == {Cause.EXPIRED}
+
+
 def test_a_name_alone_is_no_right(place: Lasting, monkeypatch: pytest.MonkeyPatch) -> None:
     assert place.until(place.open(), 10)
     # Expect who has no secret to be refused, and who has another one to have one of his own
