@@ -24,7 +24,7 @@ from jbi_pubsub.core.errors import ArgumentError, JbiError, MetadataError
 from jbi_pubsub.core.info_object import InfoObject
 from jbi_pubsub.core.xml import parse_metadata
 
-from .operations import CLOUDEVENT, EVENT_TIME
+from .operations import CLOUDEVENT, EVENT_TIME, CodingError, charset_of
 from .replies import Reply
 
 ROOT: Final = "cloudevent"
@@ -99,10 +99,10 @@ def structured(obj: InfoObject) -> bytes:
                 msgspec.json.decode(data)
                 said["data"] = msgspec.Raw(data)
             elif kind and not kind.startswith("application/octet-stream"):
-                said["data"] = data.decode()
+                said["data"] = data.decode(charset_of(kind) or "utf-8")
             else:
                 said["data_base64"] = base64.b64encode(data).decode()
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, CodingError):
             said["data_base64"] = base64.b64encode(data).decode()
     return msgspec.json.encode(said)
 
@@ -153,9 +153,11 @@ def _structured(body: bytes) -> tuple[dict[str, str], bytes]:
         if not isinstance(text, str):
             raise MetadataError(f"data are {kind[:60]!r}, and no text", hint="A JSON string, or data_base64")
         try:
-            data = text.encode()
+            data = text.encode(charset_of(kind) or "utf-8")
         except UnicodeEncodeError as exc:
-            raise _bad("data have half of a surrogate pair", "Unicode text") from exc
+            raise _bad(f"data are not {kind[:60]!r}: {exc.reason}", "Text in UTF-8, or data_base64") from exc
+        except CodingError as exc:
+            raise exc.error from exc
     return attributes, data
 
 

@@ -7,9 +7,11 @@ path, `read` gives its parameters' values from path, query and headers, and `doc
 
 from __future__ import annotations
 
+import codecs
 import inspect
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 from urllib.parse import parse_qsl, unquote
@@ -259,6 +261,16 @@ OBJECTS_MOST: Final = 1_000
 """In one request."""
 
 
+def charset_of(kind: str) -> str:
+    """Charset that a media type names, "" for none. Raises CodingError for one that is not read."""
+    if (said := _CHARSET.search(kind)) is None:
+        return ""
+    with suppress(LookupError):  # as iso-8859-99
+        if _CHARSETS.fullmatch(said[2]) and codecs.lookup(said[2]):
+            return said[2]
+    raise CodingError("charset", said[2], "Send it in UTF-8")
+
+
 def in_charset(body: bytes, kind: str) -> bytes:
     """An XML document in the charset that a Content-Type says, which counts more than what it declares itself, and less
     than a byte order mark (RFC 7303, section 3): in UTF-8, or as it is, if it declares that charset. Raises
@@ -270,16 +282,12 @@ def in_charset(body: bytes, kind: str) -> bytes:
     if said[2].lower() == (declared[1].decode().lower() if declared else "utf-8"):
         return body
     try:
-        if _CHARSETS.fullmatch(said[2]):
-            return to_bytes(body.decode(said[2]))
+        return to_bytes(body.decode(charset_of(kind)))
     except UnicodeDecodeError as exc:
         raise MetadataError(
             f"the metadata are not in {said[2]}, as Content-Type says: {exc.reason} at byte {exc.start}",
             hint="Leave charset out where the document declares its encoding",
         ) from exc
-    except LookupError:  # as iso-8859-99
-        pass
-    raise CodingError("charset", said[2], "Send the document in UTF-8")
 
 
 def objects_in(body: bytes, kind: str) -> list[tuple[bytes, bytes]]:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from jbi_pubsub.core.errors import ArgumentError, JbiError
-from jbi_pubsub.web.cloudevents import event_in
+from jbi_pubsub.core.info_object import InfoObject, Platform, TypeName
+from jbi_pubsub.web.cloudevents import event_in, event_reply, structured
 
 http = pytest.importorskip("cloudevents.core.bindings.http", reason="the SDK of CloudEvents is not here (extra test)")
 event_module = pytest.importorskip("cloudevents.core.v1.event")
@@ -122,6 +123,38 @@ def test_headers_are_decoded_once_and_quoted_ones_too() -> None:
     assert data == b"x"
     with pytest.raises(ArgumentError, match="batch"):
         event_in(b"[]", {"content-type": "application/cloudevents-batch+json"})
+
+
+@pytest.mark.parametrize("mode", ["binary", "structured"])
+@pytest.mark.parametrize(
+    ("charset", "data"), [("iso-8859-1", b"h\xe9"), ("utf-16le", b"h\0\xe9\0"), ("UTF-8", b"h\xc3\xa9")]
+)
+@pytest.mark.processes
+def test_text_is_in_the_charset_that_its_media_type_names(mode: str, charset: str, data: bytes) -> None:
+    # Given an event with text, in either mode
+    kind = f"text/plain; charset={charset}"
+    if mode == "binary":
+        given = event_in(data, {**HEAD, "content-type": kind})
+    else:
+        given = event_in(json.dumps({**EVENT, "datacontenttype": kind, "data": "hé"}).encode(), JSON)
+    # Expect its data to be in that charset, and to be text again in structured mode
+    _, metadata, payload = given
+    assert payload == data
+    platform = Platform(1.0, "registration-1", 1, len(metadata), len(payload))
+    obj = InfoObject("1", TypeName("t"), metadata, payload, platform)
+    assert json.loads(structured(obj))["data"] == "hé"
+    assert event_reply(obj, "binary").body == data
+
+
+@pytest.mark.processes
+def test_text_that_its_charset_does_not_have_is_refused() -> None:
+    def asked(charset: str) -> bytes:
+        return json.dumps({**EVENT, "datacontenttype": f"text/plain; charset={charset}", "data": "日"}).encode()
+
+    with pytest.raises(ArgumentError, match="iso-8859-1"):
+        event_in(asked("iso-8859-1"), JSON)
+    with pytest.raises(ArgumentError, match="charset rot13 is not supported"):
+        event_in(asked("rot13"), JSON)
 
 
 def test_integers_may_be_written_with_a_point() -> None:
