@@ -215,8 +215,8 @@ class Reserved(Passing):
 
 
 def demand(policy: AccessPolicy, caller: Caller, *asked: tuple[Action, Subject]) -> Decision:
-    """The decision that allows the first of `asked` that is allowed. Raises AccessDeniedError, about the first; the
-    rule behind it is in the audit log, not in what the caller is told."""
+    """The decision that allows the first of `asked` that is allowed. Raises AccessDeniedError, which names all; the
+    rule behind the first is in the audit log, not in what the caller is told."""
     for action, subject in asked:
         decision = policy.allow(caller, action, subject)
         if decision:
@@ -224,14 +224,15 @@ def demand(policy: AccessPolicy, caller: Caller, *asked: tuple[Action, Subject])
             return decision
     action, subject = asked[0]
     policy.record(caller, action, subject, policy.allow(caller, action, subject))
-    raise denied(caller, action, subject)
+    raise denied(caller, action, subject, *(other for other, _ in asked[1:]))
 
 
-def denied(caller: Caller, action: Action, subject: Subject) -> AccessDeniedError:
-    """Error for a caller who may not do that."""
+def denied(caller: Caller, action: Action, subject: Subject, *others: Action) -> AccessDeniedError:
+    """Error for a caller who may not do that; nor any of the `others`, of which one would do as well."""
+    told = " or ".join((", ".join((action, *others[:-1])), *others[-1:]))
     what = " ".join(text[:200] for text in (subject.type, subject.version, subject.name) if text)
     return AccessDeniedError(
-        f"{caller.user or caller.address} may not {action} {what}".rstrip(),
+        f"{caller.user or caller.address} may not {told} {what}".rstrip(),
         hint=f"{'' if caller.user else 'Nobody is logged in: set [client] user and password, or [tls] folder. '}"
         "The audit log of this server has the reason",
         action=action,

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from jbi_pubsub.core.access import Decision, Subject
-from jbi_pubsub.core.errors import PolicyError
+from jbi_pubsub.core.access import Decision, Subject, demand
+from jbi_pubsub.core.errors import AccessDeniedError, PolicyError
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.policy import audit
 from jbi_pubsub.policy.audit import AuditLog
@@ -178,6 +178,16 @@ def test_what_is_allowed_is_written_down_on_demand(
     everything = manage(ONLY_ALICE, log=other, everything=True)
     everything.record(ALICE, "connect", Subject(), everything.allow(ALICE, "connect", Subject()))
     eventually(lambda: other.written == 1)
+
+
+def test_a_refusal_names_each_right_of_which_one_would_do(manage: Callable[..., AccessManager]) -> None:
+    manager, report = manage(ONLY_BOB), Subject("report", "1.0")
+    with pytest.raises(AccessDeniedError, match=r"^alice may not subscribe report 1\.0\."):
+        demand(manager, ALICE, ("subscribe", report))
+    with pytest.raises(AccessDeniedError, match=r"^alice may not subscribe, publish or status report 1\.0\."):
+        demand(manager, ALICE, ("subscribe", report), ("publish", report), ("status", report))
+    # Expect one of them to do
+    assert demand(manage(ONLY_ALICE + "action = 'publish'\n"), ALICE, ("subscribe", report), ("publish", report))
 
 
 def test_a_full_log_is_rotated_and_the_oldest_goes(tmp_path: Path) -> None:
