@@ -309,7 +309,7 @@ class NodeProxy:
         if terms is None:
             raise UnknownUidError(f"{uid[:100]} has ended, or never was")
         types = [InformationType.from_rep(e) for e in terms.entries if e.cls.name == InformationType.entry_name]
-        named = {"type_name": types[0].name, "version": types[0].version} if types else {}
+        named = {"type_name": types[0].name or types[0].local, "version": types[0].version} if types else {}
         asked = {
             **named,
             "predicate": terms.predicate or None,

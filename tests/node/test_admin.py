@@ -83,6 +83,27 @@ def test_connections_and_sequences_are_told_as_objects(
     assert {(e["id"], e["type"]) for e in events if e["of"] == "sequence"} == {(registration, f"{TYPE} 1.0")}
 
 
+def test_a_subscription_by_the_last_part_of_a_name_is_looked_on_at_by_that(
+    node: Callable[..., NodeService], proxy: Callable[..., NodeProxy]
+) -> None:
+    # Given subscriptions to a type that nobody publishes yet, by its whole name and by the last part
+    service = node()
+    client = of(service)
+    with SubscriberAdapter(client) as subscriber, PublisherAdapterLight(client) as publisher:
+        uids = [
+            subscriber.register_subscriber(type_name=name, version="1.0", whole_name=is_whole)
+            for name, is_whole in (("other.Note", True), ("Note", False))
+        ]
+        # When somebody publishes it, and somebody looks on at them
+        at = publisher.connect_to_delegate("node", "home")
+        publisher.register_publisher(at, type_name="other.Note", version="1.0", validate=False)
+        for uid in uids:
+            subscriber.wait_matched(uid, 1, 60.0)
+        terms = [proxy(service).snooped(uid).terms for uid in uids]
+    # Expect the objects of that type, not of all
+    assert [(each["type_name"], each["version"]) for each in terms] == [("other.Note", "1.0"), ("Note", "1.0")]
+
+
 @pytest.mark.row("G-78")
 def test_statistics_are_told_as_often_as_is_set(
     node: Callable[..., NodeService], settings: Config, proxy: Callable[..., NodeProxy]
