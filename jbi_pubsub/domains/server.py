@@ -114,7 +114,7 @@ class TraderServer:
         demand(self._access, caller, ("connect", NONE_IN_PARTICULAR))
         return tuple(
             OfferedType(of.name, of.parent.name if of.parent else "", tuple(map(str, of.properties)), count)
-            for of, count in self._registry.trader.types()
+            for of, count in self._registry.trader.types(lambda item: self._may_know(caller, item))
             if self._access.allow(caller, "subscribe", Subject(of.name, some=True))
         )
 

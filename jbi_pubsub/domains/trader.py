@@ -7,6 +7,7 @@ What a constraint says of equal values is looked up in an index, and the rest is
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -140,10 +141,12 @@ class Trader:
             raise UnknownUidError(f"no offer {offer_id[:80]}", uid=offer_id[:80])
         return _shown(found, None)
 
-    def types(self) -> list[tuple[ServiceType, int]]:
-        """Service types that are offered, by name, and the number of offers of each."""
+    def types(self, is_permitted: Callable[[ServiceItem], bool] = lambda _: True) -> list[tuple[ServiceType, int]]:
+        """Service types of the offers that whoever asks may know of, by name, and the number of these offers."""
         with self._lock:
-            return [(each, count) for _, of in sorted(self._types.items()) for each, count in of.items()]
+            offers = list(self._offers.values())
+        counts = Counter(type_ for each in offers if is_permitted(each.item) for type_ in each.type.lineage)
+        return sorted(counts.items(), key=lambda counted: counted[0].name)
 
     def type(self, name: str) -> ServiceType | None:
         """The service type of that name, if something of it is offered."""

@@ -204,6 +204,16 @@ def test_query_gives_what_who_asks_may_know_of_alone() -> None:
         assert ([each.id for each in answer.offers], answer.partial) == (["b"], ())
 
 
+@pytest.mark.row("D-22")
+def test_offers_that_who_asks_may_not_know_of_are_not_counted() -> None:
+    # Given an offer, and one of a subtype that is withheld
+    trader = _trader(_item("a", SERVICE, domain=1), _item("b", APPLICATION, domain=2))
+    counts = [(each.name, count) for each, count in trader.types(lambda item: item.service_id == "a")]
+    # Expect the subtype's not to count
+    assert counts == [("demo.Service", 1)]
+    assert [count for _, count in trader.types()] == [1, 2]
+
+
 @pytest.mark.row("D-54")
 @pytest.mark.parametrize("query", [OfferQuery("demo.Service", "domain ="), OfferQuery("demo.Service", "", "best")])
 def test_constraint_or_preference_that_does_not_parse_is_refused(query: OfferQuery) -> None:
