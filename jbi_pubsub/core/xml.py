@@ -50,6 +50,7 @@ SHORTEST_NODE: Final = 2
 
 _PAYLOAD: Final = "an XML payload has"
 _PROLOG: Final = re.compile(rb"(?:(<\?xml\s[^?>]*\?>)|(?!<\?xml\s))\s*<(.)")
+_DECLARATION: Final = re.compile(r"[\ufeff \t\r\n]*<\?xml\s.*?\?>\s*", re.DOTALL)
 _PLAIN: Final = re.compile(
     rb"""encoding\s*=\s*["'](utf-8|(us-)?ascii|iso-8859-\d{1,2}|windows-125\d)["']""", re.IGNORECASE
 )
@@ -178,20 +179,14 @@ def to_bytes(document: bytes | str | Element) -> bytes:
         return document
     if isinstance(document, str):
         # lxml refuses text with an encoding declaration; bytes of it must agree with the declaration.
-        return _without_encoding(document).encode()
-    return etree.tostring(document, encoding="UTF-8")
+        declaration = _DECLARATION.match(document)
+        return document[declaration.end() if declaration else 0 :].encode()
+    return etree.tostring(document, encoding="UTF-8", with_tail=False)
 
 
 def path_of(node: Element) -> str:
     """A readable path: /metadata/RequiredMetadata/keywords[2]."""
     return str(node.getroottree().getpath(node))
-
-
-def _without_encoding(text: str) -> str:
-    head, mark, rest = text.partition("?>")
-    if mark and head.lstrip("\ufeff \t\r\n").startswith("<?xml"):
-        return rest.lstrip()
-    return text
 
 
 def _parser(*, huge: bool = False) -> etree.XMLParser:

@@ -201,6 +201,19 @@ def test_text_with_an_encoding_declaration_is_taken() -> None:
     assert parse_metadata(to_bytes('<?xml version="1.0" encoding="ISO-8859-1"?>\n<a>\u20ac</a>')).text == "\u20ac"
 
 
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_text_keeps_an_instruction_that_it_begins_with(mark: str) -> None:
+    text = '<?xml-stylesheet href="a.xsl"?><a/>'
+    assert to_bytes(mark + text) == (mark + text).encode()
+    assert to_bytes(f'{mark}<?xml version="1.0"?>\n{text}') == text.encode()
+
+
+@pytest.mark.parametrize("behind", ["\n", ", and more", "\n<b/>"])
+def test_an_element_is_given_without_the_text_behind_it(behind: str) -> None:
+    element = etree.fromstring(f"<top> <a>1</a>{behind}</top>")[0]
+    assert to_bytes(element) == b"<a>1</a>"
+
+
 @pytest.mark.long
 @settings(derandomize=True, max_examples=examples(300))
 @given(st.binary(max_size=200) | st.text(max_size=100).map(str.encode))
