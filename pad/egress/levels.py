@@ -2,8 +2,8 @@
 
 As in pad/egress/session.py, with these rules beside:
 
-- A queue waits for its turn at each level that it has something for; a large object goes on at the level that
-  it began at, or higher if something more important waits behind it.
+- A queue waits for its turn at each level that it has something for; a large object goes on with the turn of any of
+  them, and counts as the level that it began at.
 - A batch has the levels that it is allowed, and no more bytes; an object of more than two batches goes in chunks.
 - What expires, and settings that change, are looked at by a sweep: no object that waits needs a timer.
 - A subscriber may have as many objects as its application took lately in a round trip, twice: beyond that they wait
@@ -84,7 +84,7 @@ class LevelledQueue(SubscriptionQueue):
         if self.state is HELD:
             return 0
         if self.cutting is not None:
-            return 1 << max(self.cut_level, self.live.levels.bit_length() - 1)
+            return 1 << self.cut_level | self.live.levels
         levels = 0
         if self.waiting and self.credit > 0:
             levels = self.live.levels
@@ -290,6 +290,11 @@ class LevelledBatches(Batches):
     def take_turn(self, queue: Any, items: list[Parts], max_items: int, max_bytes: int) -> int:
         """Put what goes out next of that queue behind `items`; its bytes."""
         if queue.cutting is not None:
+            if queue.cut_level != self._level and self._sender.paced:
+                self._is_whole = True  # the batch counts as that
+                if items:
+                    return 0
+            self._level = queue.cut_level
             item = self.next_chunk(queue, self.piece)
         elif queue.untold:
             item = self.next_loss(queue)

@@ -25,7 +25,7 @@ from jbi_pubsub.core.info_object import Cause, Head, LossNotice, Parcel, pack
 from jbi_pubsub.core.quality import Contract, LinkTerms, QueuePolicy, Settings, Space, Strategy
 from jbi_pubsub.core.scheduling import ALL_LEVELS
 from jbi_pubsub.core.wire.hub import HubSender, SenderHub, Transport
-from jbi_pubsub.core.wire.stream import Receiver, StreamSocket
+from jbi_pubsub.core.wire.stream import CHUNK_BYTES, Receiver, StreamSocket
 from jbi_pubsub.pad.egress.budget import Budget
 from jbi_pubsub.pad.egress.levels import LevelledSession
 from jbi_pubsub.pad.egress.queue import Backlog, Waiting
@@ -34,6 +34,7 @@ from jbi_pubsub.protocol.deliveries import CHUNK, ITEM, LAST_CHUNK, LOSS, OBJECT
 from jbi_pubsub.protocol.replies import PREFETCH_LEAST
 from jbi_pubsub.protocol.requests import SubscriptionRequest
 from jbi_pubsub.qos.bandwidth import BandwidthManager
+from jbi_pubsub.qos.link import Destination, SharedLink
 from jbi_pubsub.qos.queue import LevelQueue
 
 STRICT = Strategy("strict")
@@ -75,6 +76,8 @@ class Scene:
         self.lost: Counter[tuple[int, Cause]] = Counter()
         self.chunks: list[tuple[int, int]] = []
         """(subscription, bytes)."""
+        self.bytes = 0
+        """Those of all batches."""
         self._coming: dict[int, bytes] = {}
         self._open = 0
 
@@ -93,6 +96,7 @@ class Scene:
         items = self.session._take(most, most_bytes, levels)
         for parts in items:
             data = b"".join(parts)
+            self.bytes += len(data)
             kind, number = ITEM.unpack_from(data)
             body = data[ITEM.size :]
             if kind == SHARED:
@@ -202,6 +206,102 @@ def test_what_is_important_raises_the_large_object_before_it_in_its_own_subscrip
     scene.session.offer([(ours, _parcel(2))])
     scene.read(levels=0b10000)
     assert len(scene.chunks) == 2
+
+
+BACKLOG = 300_000
+"""Bytes that wait at each level: more than go, in fewer objects than may wait."""
+
+
+def one_subscription(scene: Scene, low: int, high: int) -> None:
+    """Objects of importance 1 and 5 wait for it, of so many bytes. Those of 5 have numbers above 10,000."""
+    ours = scene.subscribe(link="l")
+    assert ours.contract is not None
+    ours.contract.by_object = lambda parcel: Settings(importance=int(parcel.head.registration), link="l")
+    for registration, size, first in (("1", low, 1), ("5", high, 10_001)):
+        scene.session.offer(
+            [(ours, _parcel(first + n, size, registration=registration)) for n in range(BACKLOG // size)]
+        )
+
+
+def received(scene: Scene, low: int, high: int) -> tuple[int, int]:
+    """Bytes of objects of importance 1 and 5 that have come."""
+    important = sum(sequence > 10_000 for _, sequence in scene.got)
+    return low * (len(scene.got) - important), high * important
+
+
+def send(scene: Scene, terms: LinkTerms, strategy: Strategy, seconds: float) -> SharedLink[HubSender]:
+    """What waits goes over a link that acknowledges at once."""
+    link: SharedLink[HubSender] = SharedLink(terms, strategy, CHUNK_BYTES, scene.now)
+    sender = scene.session._sender
+    ours = Destination(sender, sender.levels)
+    link.join(ours, scene.now)
+    end = scene.now + seconds
+    while scene.now < end:
+        link.put(ours)
+        turn = link.next(scene.now)
+        if turn is None:
+            scene.now += max(link.wait(scene.now) or 0.0, 0.001)
+            continue
+        size = -scene.bytes
+        scene.read(most_bytes=link.quantum, levels=1 << turn[1])
+        size += scene.bytes
+        scene.acknowledge()
+        link.sent(ours, sender.level, size, scene.now)
+        link.arrived(ours, size, scene.now)
+    return link
+
+
+@settings(derandomize=True, max_examples=examples(12), deadline=None)
+@given(st.integers(100, 9_000), st.integers(100, 20_000), st.sampled_from((0.25, 1.0, 3.0)))
+def test_levels_share_a_link_by_their_weights_within_one_subscription_too(low: int, high: int, weight: float) -> None:
+    # Given objects that are cut and others that are not, on a link of which a batch takes 400 bytes
+    strategy, terms = Strategy("weighted_fair", link=(weight, 1, 1, 1, 1)), LinkTerms(name="l", rate=8e3, reserve=0.0)
+    scene = Scene(strategy, terms)
+    one_subscription(scene, low, high)
+    link = send(scene, terms, strategy, 20.0)
+    # Expect each level's bytes, by weight, to be as many as the other's, within an object and a batch of each
+    less, more = link.by_level[0], link.by_level[4]
+    assert less + more == pytest.approx(160_000, rel=0.05)
+    assert abs(less / weight - more) <= (low + 1_000) / weight + high + 1_000
+    # and the link to count what went as what it was
+    came = received(scene, low, high)
+    assert came[0] <= less <= (came[0] + low) * (1 + 150 / low)
+    assert came[1] <= more <= (came[1] + high) * (1 + 150 / high)
+
+
+@pytest.mark.parametrize(("low", "high"), [(2_000, 2_000), (300, 2_000), (2_000, 300)])
+def test_a_guaranteed_share_holds_within_one_subscription_too(low: int, high: int) -> None:
+    terms = LinkTerms(name="l", rate=8e3, min_share=(0.4, 0.0, 0.0, 0.0, 0.0))
+    scene = Scene(STRICT, terms)
+    one_subscription(scene, low, high)
+    link = send(scene, terms, STRICT, 40.0)
+    assert link.by_level[0] / sum(link.by_level) == pytest.approx(0.4, abs=0.02)
+    assert received(scene, low, high)[0] > 0.33 * sum(received(scene, low, high))
+
+
+def test_levels_share_by_weights_without_a_link_too_when_objects_are_cut() -> None:
+    # Given objects of three pieces, of one subscription, and weights 1:2
+    scene = Scene(Strategy("weighted_fair", link=(1, 1, 1, 1, 2)))
+    one_subscription(scene, 3_000, 3_000)
+    for _ in range(180):
+        scene.read(most=1, most_bytes=1_000)
+        scene.acknowledge()
+    low, high = received(scene, 3_000, 3_000)
+    assert high == pytest.approx(2 * low, abs=6_000)
+
+
+def test_a_piece_goes_in_no_batch_of_another_level() -> None:
+    # Given an object of importance 5 that is being cut, one of 1 behind it, and a small one of another subscription
+    scene = Scene(STRICT, LinkTerms(name="l", rate=1e6))
+    one_subscription(scene, 100_000, 100_000)
+    scene.read(most_bytes=1_000, levels=0b10000)
+    scene.session.offer([(scene.subscribe(1, link="l"), _parcel(0))])
+    # When it is the turn of importance 1, expect a piece, which counts as what it is, or what is of that importance
+    batches = []
+    for _ in range(3):
+        scene.read(most_bytes=1_000, levels=0b00001)
+        batches.append((scene.session._sender.level, len(scene.chunks), scene.got[:]))
+    assert batches == [(4, 2, []), (0, 2, [(2, 0)]), (4, 3, [(2, 0)])]
 
 
 def test_an_object_for_several_goes_once_and_counts_as_what_the_most_important_makes_of_it() -> None:
