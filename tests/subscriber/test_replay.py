@@ -12,8 +12,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from extent import examples
 from histories import Past, an_object
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jbi_pubsub import InfoObject, SubscriberAdapter
@@ -124,6 +125,48 @@ def test_what_an_archive_never_gave_comes_though_later_objects_came(
     subscription.add_placed([_placed(3, position, incarnations[0])], At("elsewhere"))
     # Expect it to come
     assert _numbers(subscription.queue.drain()) == [1, 2, 4, 3]
+
+
+@settings(max_examples=examples(300))
+@given(st.lists(st.one_of(st.sampled_from("abAB"), st.just("again"), st.just("open"), st.integers(1, 4)), max_size=60))
+def test_whatever_an_archive_gives_again_comes_in_order_once_or_was_told_as_lost(happens: list[str | int]) -> None:
+    # Given publishers of two registrations, and a delegate with an archive that loses some for a subscription
+    subscription, incarnations, source = _subscription(start=Start("all")), ["0"], At()
+    _is_at(subscription, *incarnations)
+    archived: list[tuple[str, int, int]] = []
+    waiting: list[tuple[str, int, int]] = []
+    lost: set[tuple[str, int]] = set()
+    numbers = {"a": 0, "b": 0}
+    for event in [*happens, "a", "b", 99]:
+        if isinstance(event, int):
+            # When it delivers some of what waits
+            objects = [
+                msgspec.structs.replace(obj, platform=msgspec.structs.replace(obj.platform, registration=registration))
+                for registration, number, position in waiting[:event]
+                for obj in (_placed(number, position, incarnations[0]),)
+            ]
+            del waiting[:event]
+            subscription.add_placed(objects, source)
+        elif event in ("again", "open"):
+            # or its session ends, or it is started again: then it gives all that its archive has
+            if event == "open":
+                incarnations.insert(0, str(len(incarnations)))
+            _is_at(subscription, *incarnations)
+            waiting = list(archived)
+        else:
+            # or something is published, for which there may be no room
+            registration = event.lower()
+            numbers[registration] += 1
+            archived.append((registration, numbers[registration], len(archived) + 1))
+            waiting.append(archived[-1])
+            if event.isupper():
+                lost.add(waiting.pop(0)[:2])
+    # Expect each registration in order, each object once, and nothing to be missing that is not told
+    taken = [(obj.platform.registration, obj.platform.sequence) for obj in subscription.queue.drain()]
+    for registration in numbers:
+        came = [number for of, number in taken if of == registration]
+        assert came == sorted(set(came))
+    assert {each[:2] for each in archived} - set(taken) <= lost
 
 
 def test_what_comes_again_from_an_archive_is_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
