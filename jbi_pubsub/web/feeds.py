@@ -260,6 +260,10 @@ class EventFeeds:
             )
         return known.feed
 
+    def terms(self, feed: EventFeed) -> Mapping[str, Any]:
+        """Terms that an open feed was asked for with."""
+        return self._feeds[feed.key].asked
+
     async def end(self, feed: EventFeed) -> None:
         """Cancel its subscription. Where there is no room for that it counts until `end_idle` comes to it."""
         if feed.is_ending or feed.key not in self._feeds:

@@ -177,10 +177,19 @@ class Guests:
             raise NobodyError(f"this gateway wants {' or '.join(ways)}", f"Authorization: {self.challenge}")
         else:
             guest = self.own
-        if self._refused_by(caller := self._caller(client, guest), record=True) is not None:
-            raise denied(caller, "connect", Subject())
+        self.check_connect(caller := self._caller(client, guest))
         guest.client = client
         return guest, caller
+
+    @property
+    def version(self) -> int:
+        """Goes up whenever the gateway's rules may say something else."""
+        return self._access.version if self._access is not None else 0
+
+    def check_connect(self, caller: Caller) -> None:
+        """Raises AccessDeniedError."""
+        if self._refused_by(caller, record=True) is not None:
+            raise denied(caller, "connect", Subject())
 
     def check_subscribe(self, caller: Caller, name: str, version: str) -> None:
         """Whether a type may be subscribed to, "" for any, as the gateway's rules say: servers are asked when something

@@ -16,6 +16,7 @@ import msgspec
 from jbi_pubsub import __version__
 from jbi_pubsub.capi import TimeoutException
 from jbi_pubsub.core.errors import (
+    AccessDeniedError,
     ArgumentError,
     BackPressureError,
     ConfigurationError,
@@ -122,9 +123,8 @@ class RequestHandlers:
 
     # -- subscribing --------------------------------------------------------------------------------------------
 
-    async def _opened(self, request: ApiRequest, terms: Mapping[str, Any]) -> EventFeed:
+    def _check(self, request: ApiRequest, terms: Mapping[str, Any]) -> None:
         self._guests.check_subscribe(request.caller, terms["type_name"] or "", terms["version"] or "")
-        return await request.guest.feeds.open(request.peer, **terms)
 
     async def _subscribe(self, request: ApiRequest) -> None:
         last = str(request.given.get("last_event_id", ""))
@@ -136,6 +136,7 @@ class RequestHandlers:
             request.given["start"] = last
             request.given.pop("latest_by", None)  # of start=last, which has been
         terms = _terms(request.given)
+        self._check(request, terms)
         if last and not is_behind:
             key, _, number = last.partition("-")
             try:
@@ -145,20 +146,23 @@ class RequestHandlers:
                 missed = 0  # how many is not known
         is_new = feed is None
         if feed is None:
-            feed = await self._opened(request, terms)
+            feed = await request.guest.feeds.open(request.peer, **terms)
         begin = _sse("open", {"subscription": feed.key}, f"{feed.key}-0" if is_new and not is_place(last) else "")
         if missed or (is_new and missed is not None):
             begin += _sse("lost", _missed(missed or 0), "")
         reader = feed.begin()
         try:
-            await _while_connected(request.receive, self._stream(feed, reader, request, begin))
+            await _while_connected(request.receive, self._stream(feed, reader, request, terms, begin))
         finally:
             feed.end()
             if feed.is_placed and feed.is_read_by(reader):  # who comes back has a position: another one begins there
                 await request.guest.feeds.end(feed)
 
-    async def _stream(self, feed: EventFeed, reader: int, request: ApiRequest, begin: bytes) -> None:
-        """Until the feed ends, or another reader takes over."""
+    async def _stream(
+        self, feed: EventFeed, reader: int, request: ApiRequest, terms: Mapping[str, Any], begin: bytes
+    ) -> None:
+        """Until the feed ends, another reader takes over, or the rules have changed and refuse it."""
+        version = -1
         send, as_event = request.send, request.given.get("events", False)
         headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store"), *SAFE]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -167,6 +171,13 @@ class RequestHandlers:
             events = await feed.take(reader, 64, ALIVE_SECONDS)
             if events is None:
                 break
+            if version != self._guests.version:
+                version = self._guests.version
+                try:
+                    self._guests.check_connect(request.caller)
+                    self._check(request, terms)
+                except AccessDeniedError:
+                    break  # which its client is told when it comes back
             if as_event:  # a large payload is read from its file
                 body = await self._call(partial(_frames, feed, events, as_event=True), request.peer)
             else:
@@ -175,7 +186,9 @@ class RequestHandlers:
         await send({"type": "http.response.body", "body": b""})
 
     async def _open(self, request: ApiRequest) -> Reply:
-        feed = await self._opened(request, _terms(request.given))
+        terms = _terms(request.given)
+        self._check(request, terms)
+        feed = await request.guest.feeds.open(request.peer, **terms)
         at = f"/v1/subscriptions/{feed.key}"
         said = Subscribed(feed.key, f"{at}/next")
         return Reply(201, msgspec.json.encode(said), ((b"location", at.encode()),))
@@ -205,6 +218,7 @@ class RequestHandlers:
         """The next events, the number of those that are not kept any more, and where they come from."""
         given = request.given
         feed = request.guest.feeds.find(given["subscription"])
+        self._check(request, request.guest.feeds.terms(feed))
         missed = feed.go_back(given["after"]) if "after" in given else 0
         reader = feed.begin()
         taking = feed.take(reader, given.get("count", 1), given.get("timeout", 20.0))

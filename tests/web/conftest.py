@@ -95,8 +95,8 @@ def reached(federation: Any, tmp_path: Path) -> Iterator[Callable[..., Reached]]
     """`reached()` starts a delegate and a gateway; `archive=False` without an archive."""
     begun: list[Gateway] = []
 
-    def start(*, archive: bool = True, policy: str = "", users: str = "", **gateway: Any) -> Reached:
-        """With `users` the gateway has the policy as well, as in a node."""
+    def start(*, archive: bool = True, policy: str = "", users: str = "", rules: str = "", **gateway: Any) -> Reached:
+        """With `users` the gateway has the policy as well, as in a node; without them `rules` of its own."""
         types = tmp_path / "types"
         types.mkdir(exist_ok=True)
         repository = TypeRepository(registry=open_registry(types))
@@ -109,7 +109,7 @@ def reached(federation: Any, tmp_path: Path) -> Iterator[Callable[..., Reached]]
         server = DisseminationServer(config, repository, characteristics=("alpha", "rome"))
         server.start()
         federation.stack.callback(server.stop, 0.5)
-        own = PolicySection(file=policy if users else "", users=users)
+        own = PolicySection(file=policy if users else rules, users=users)
         config = msgspec.structs.replace(federation.config, gateway=GatewaySection(port=0, **gateway), policy=own)
         begun.append(Gateway(config))
         begun[-1].start()

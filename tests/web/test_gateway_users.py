@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from jbi_pubsub.policy.users import FAILURES_MOST, Account, write_accounts
-from jbi_pubsub.web import common, gateway, guests
+from jbi_pubsub.web import common, gateway, guests, handlers
 from jbi_pubsub.web.listing import OPERATIONS
 from jbi_pubsub.web.operations import MULTIPART, Operation
 
@@ -372,3 +372,22 @@ def test_types_that_a_user_may_not_have_are_not_named_to_him(
     assert len(asked[1].json()["objects"]) == 1, asked[1].body
     assert asked[2].status in (403, 404)
     assert not any(b"secret" in each.body for each in asked)
+
+
+def test_rules_that_change_end_the_subscriptions_of_who_has_no_name(
+    reached: Callable[..., Any], policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a gateway without users, whose own rules let each address subscribe, and a stream and a subscription there
+    monkeypatch.setattr(handlers, "ALIVE_SECONDS", 0.2)
+    rules = '[[access]]\naddress = "127.0.0.1"\naction = ["connect", "subscribe"]\n'
+    policy.write_text(rules)
+    it = reached(archive=False, rules=str(policy))
+    stream = it.stream(f"{TYPE}/subscribe")
+    opened = it.ask("POST", f"{TYPE}/subscriptions").json()["next"]
+    assert it.ask("GET", f"{opened}?timeout=0").status == 200
+    # When they let nobody subscribe; Expect the stream to end, and neither to go on
+    policy.write_text(rules.replace(', "subscribe"', ""))
+    stream.answer.read()  # to its end
+    assert it.ask("GET", f"{opened}?timeout=0").status == 403
+    assert it.ask("GET", f"{TYPE}/subscribe", Last_Event_ID=f"{stream.opened[1]['subscription']}-0").status == 403
+    stream.close()
