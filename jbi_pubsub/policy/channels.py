@@ -49,9 +49,12 @@ HandOver = Callable[[socket.socket], Callable[[], None]]
 class LocalManagerChannel:
     """Channel to one local manager."""
 
-    def __init__(self, managers: LocalManagerChannels, lqm: str, peer: str, hub: SenderHub) -> None:
+    def __init__(self, managers: LocalManagerChannels, lqm: str, caller: Caller, version: int, hub: SenderHub) -> None:
+        """`version`: of the rules of access that let `caller` follow."""
         self.lqm = lqm
-        self.peer = peer
+        self.caller = caller
+        self.peer = caller.peer
+        self.version = version
         self.opened = time.monotonic()
         self.is_beating = False
         """A sign of life is due."""
@@ -151,8 +154,20 @@ class LocalManagerChannels:
                 log.warning("local manager %s is gone: its shares of links are free", lqm[:8])
                 self.leave(lqm)
 
-    def join(self, who: Joining, peer: str) -> str:
-        """See PolicyProxy; `peer` is whose local manager it is (Caller.peer)."""
+    def ask_again(self, version: int, may_follow: Callable[[Caller], bool]) -> None:
+        """End those who may not follow any more, if the rules of access have changed: they are away, with what they
+        have."""
+        with self._lock:
+            channels = [each for each in self._channels.values() if each.version != version]
+        for channel in channels:
+            channel.version = version  # first: who was ended is not asked about again
+            if not may_follow(channel.caller):
+                log.warning("local manager %s may not follow any more", channel.lqm[:8])
+                channel.stop()
+
+    def join(self, who: Joining, caller: Caller, version: int) -> str:
+        """See PolicyProxy; `caller` is whose local manager it is, as the rules of access of that version let it."""
+        peer = caller.peer
         with self._lock:
             self._check_whose(who.lqm, peer)
             channels = [each.lqm for each in self._channels.values() if each.peer == peer]
@@ -163,7 +178,7 @@ class LocalManagerChannels:
                 self._space.gone(who.before)  # it is here again, under another id
                 self._channels.pop(who.before, None)
             before = self._channels.get(who.lqm)
-            self._channels[who.lqm] = channel = LocalManagerChannel(self, who.lqm, peer, self.hub)
+            self._channels[who.lqm] = channel = LocalManagerChannel(self, who.lqm, caller, version, self.hub)
         if before is not None:
             before.stop()
         log.info("%s follows", who.component)

@@ -23,7 +23,7 @@ import msgspec
 
 from jbi_pubsub.core.access import ADMIN, NONE_IN_PARTICULAR, AccessAdmin, AccessPolicy, Action, LoginCalls, demand
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import OversizeError, PolicyError
+from jbi_pubsub.core.errors import AccessDeniedError, OversizeError, PolicyError
 from jbi_pubsub.core.guard import faults
 from jbi_pubsub.core.ticker import Job
 from jbi_pubsub.core.wire import ServiceRef
@@ -219,17 +219,19 @@ class PolicyServer:
 
     # -- local managers -----------------------------------------------------------------------------------------
 
-    def join(self, who: Joining, peer: str) -> str:
-        """See PolicyProxy; `peer` is whose local manager it is (Caller.peer)."""
+    def join(self, who: Joining, caller: Caller) -> str:
+        """See PolicyProxy; `caller` is whose local manager it is."""
+        version = self._access.version
+        self.allow(caller, "peer")
         if self._rivals.superseded:
             raise PolicyError(self._rivals.superseded, hint="Follow the other manager")
         if self._rivals.is_taking_over and refusal(who.standing, self.standing):
             self._raise_epoch(who.standing.epoch)
             self._show()
-        return self._channels.join(who, peer)
+        return self._channels.join(who, caller, version)
 
     def leave(self, lqm: str, peer: str) -> None:
-        """See PolicyProxy; `peer` as in `join`."""
+        """See PolicyProxy; `peer` is whose local manager it is (Caller.peer)."""
         self._channels.leave(lqm, peer)
 
     # -- the job ------------------------------------------------------------------------------------------------
@@ -243,12 +245,20 @@ class PolicyServer:
         if is_beat:
             self._rivals.look(self._space.epoch)
             self._channels.drop_gone()
+            self._channels.ask_again(self._access.version, self._may_follow)
         with self._lock:
             self._space.share_out(self._clock())
             shares = {lqm: (m.component, dict(m.shares)) for lqm, m in self._space.members.items()}
         self._history.note_shares(shares)  # before anybody is told: after a restart nobody may get what another one has
         self._channels.wake(beat=is_beat)
         self._pushed = time.monotonic()
+
+    def _may_follow(self, caller: Caller) -> bool:
+        try:
+            self.allow(caller, "peer")
+        except AccessDeniedError:
+            return False
+        return True
 
     def status(self) -> dict[str, Any]:
         """Plain data."""
@@ -279,8 +289,7 @@ class _Calls:
 
     @exported
     def join(self, caller: Caller, who: Joining) -> str:
-        self._server.allow(caller, "peer")
-        return self._server.join(who, caller.peer)
+        return self._server.join(who, caller)
 
     @exported
     def leave(self, caller: Caller, lqm: str) -> None:

@@ -441,6 +441,10 @@ def test_access_rules_of_the_file_say_who_may_steer_and_are_never_pushed(
     eventually(lambda: server.status()["access"]["version"] == 2)
     with pytest.raises(AccessDeniedError):
         proxy.join(Joining("x", "x", PolicyStanding()))
+    eventually(lambda: policy(pad)["following"].startswith("stale"), what=lambda: policy(pad))
+    # and that who may again does
+    file.write_text('[[access]]\naction = ["peer", "status"]\n' + FILE)
+    eventually(lambda: policy(pad)["following"].startswith(server.manager[:8]), what=lambda: policy(pad))
 
 
 # -- what is kept -------------------------------------------------------------------------------------------------
@@ -724,7 +728,7 @@ def test_two_managers_of_one_epoch_are_told_by_both_and_nobody_moves(
     assert policy(pad)["following"].startswith(first.manager[:8])
     # Expect it not to be let in there
     with pytest.raises(PolicyError, match="is followed"):
-        second.join(Joining("x", "x", first.standing), "192.0.2.7")
+        second.join(Joining("x", "x", first.standing), Caller("192.0.2.7:9"))
 
 
 def test_a_manager_that_was_killed_counts_for_nobody(
@@ -752,9 +756,9 @@ def test_a_connection_of_before_takes_nothing_from_the_one_that_came_instead(
     # Given a local manager that was cut off, and has joined again before its old connection was noticed to be over
     file.write_text('[[policy]]\nname = "imagery"\nimportance = 2\n')
     server = serve()
-    server.join(Joining("x", "alpha@rome"), "192.0.2.7")
+    server.join(Joining("x", "alpha@rome"), Caller("192.0.2.7:9"))
     before = server._channels._channels["x"]
-    server.join(Joining("x", "alpha@rome"), "192.0.2.7")
+    server.join(Joining("x", "alpha@rome"), Caller("192.0.2.7:9"))
     now = server._channels._channels["x"]
     # When it is the old one's turn first
     assert [item for item in before._take(1, 1 << 20) if item != (ALIVE,)] == []
