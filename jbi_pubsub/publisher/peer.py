@@ -58,6 +58,7 @@ class PublisherAdapter:
         self._types = TypeRepository(cache_dir=self._config.type_cache(), only_known=self._config.types.only_known)
         self._server = DisseminationServer(self._config, self._types, characteristics=None)
         self._payloads = Payloads(self._server.service.data.spool)
+        self._server.delegate.pipeline.numbers_again = True
         self._server.start()
         self._connection = self._server.delegate.publishers.connect_own()
         self._publications: dict[RegistrationUid, tuple[LocalPublication, Registration]] = {}
@@ -175,7 +176,7 @@ class PublisherAdapter:
                 for pair in run:
                     (parcel,) = publication.next_objects([pair], attributes)
                     refused = self._server.delegate.publishers.publish(registered, [parcel], deliveries)
-                    for _, why in refused:  # the number is used again, subscribers see no gap
+                    for _, why in refused:  # see Pipeline.numbers_again
                         registered.sequence = publication.sequence = publication.sequence - 1
                         why.facts["published"] = len(ids)
                         raise why

@@ -68,6 +68,8 @@ class Pipeline:
         self.control = control
         self.persistence = persistence
         self.distribution = distribution
+        self.numbers_again = False
+        """Whether the number of an object that is refused is that of the next one: then it is no gap."""
         self._signatures = stages.signatures
         self._clock = clock
 
@@ -126,18 +128,21 @@ class Pipeline:
 
         To `refused` with MetadataError, InvariantError, OversizeError or SignatureError what is not as it was
         registered, with StorageError what was to be archived and could not be, and with JbiError what has met a fault
-        of ours: nothing of it is delivered. Raises UnknownUidError when the registration has ended."""
+        of ours: nothing of it is delivered. Of those that are refused before anybody has them, subscribers are told, as
+        their numbers were taken. Raises UnknownUidError when the registration has ended."""
         if registration.has_ended:  # nobody counts for it any more
             raise UnknownUidError(f"registration {registration.uid} has ended", uid=registration.uid)
         if registration.archived is not None and len(run) > 1 and any(parcel.size >= COST_LEAST for parcel in run):
             # one that can't be archived is refused with its run: a large one is a run by itself
             return sum(self.judge(registration, (parcel,), deliveries, refused, later) for parcel in run)
-        judgement, topic = registration.judgement, registration.topic
+        judgement, topic, before = registration.judgement, registration.topic, len(refused)
         good = self._check(registration, run, refused)
         self._expire(good, registration.terms.expiration, deliveries)
         parts = judgement.table.enter() if later is not None else None
         try:
             kept = self.persistence.keep(registration, topic, [parcel for parcel, _, _ in good], refused)
+            if len(refused) > before and not self.numbers_again:
+                self._tell_of_gap(registration, len(refused) - before)
             if kept is None:
                 return 0
             registration.totals.published += len(good)

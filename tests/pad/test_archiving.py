@@ -15,9 +15,16 @@ from keeping import MemoryKeeping
 
 from jbi_pubsub import Config, PublisherAdapterLight
 from jbi_pubsub.core.config import ArchiveSection, PolicySection, QosSection
-from jbi_pubsub.core.errors import AccessDeniedError, BackPressureError, ConfigurationError, JbiError, StorageError
+from jbi_pubsub.core.errors import (
+    AccessDeniedError,
+    BackPressureError,
+    ConfigurationError,
+    JbiError,
+    MetadataError,
+    StorageError,
+)
 from jbi_pubsub.core.history import KeepRule
-from jbi_pubsub.core.info_object import Head, Parcel, SchemaBundle, TypeName, object_id_of, pack
+from jbi_pubsub.core.info_object import Cause, Head, Parcel, SchemaBundle, TypeName, object_id_of, pack
 from jbi_pubsub.pad.egress.session import Deliveries
 from jbi_pubsub.pad.ingress.stages import Stages
 from jbi_pubsub.pad.matching.recent import RecentBuffers
@@ -216,6 +223,7 @@ def test_what_cannot_be_kept_is_refused_and_nobodys(place: Archived, keeping: Me
     place.serve_all()
     assert [place.sequences(there), place.sequences(late)] == [[1], [1]]
     assert place.got[there] == place.got[late] == [(other.uid, 1)]
+    assert place.lost[there] == place.lost[late] == {Cause.SEQUENCE_GAP: 2}
     assert place.delegate.tables.kept(object_id_of(kept.uid, 1)) is None
     assert (kept.totals.published, kept.totals.refused) == (0, 2)
     # And when the disk is mended, it goes on behind a gap that was told
@@ -225,6 +233,21 @@ def test_what_cannot_be_kept_is_refused_and_nobodys(place: Archived, keeping: Me
     assert place.got[there] == [(other.uid, 1)]
     place.read()
     assert place.got[there][-1] == (kept.uid, 3)
+    assert place.lost[there] == {Cause.SEQUENCE_GAP: 2}
+
+
+def test_what_is_not_as_it_was_registered_is_a_gap_that_is_told(place: Archived) -> None:
+    # Given somebody who waits
+    registration = place.enter("a", persist=None)
+    there = place.subscribe(age=0.0)
+    assert not place.send(registration, 1)
+    # When objects come between others whose metadata are none
+    ((number, why),) = place.send(registration, 2, metadata=b"\xff\xff")
+    assert (number, type(why)) == (2, MetadataError)
+    assert not place.send(registration, 3)
+    # Expect the others, and that one to be told as lost, once
+    assert place.sequences(there) == [1, 3]
+    assert place.lost[there] == {Cause.SEQUENCE_GAP: 1}
 
 
 def test_what_is_not_on_disk_in_the_end_is_refused(place: Archived, keeping: MemoryKeeping) -> None:
