@@ -35,7 +35,8 @@ LISTENER_MOST: Final = 64
 class EventChannel:
     """Channel of events to one client over one connection. Any thread may offer; `_lock` covers what waits."""
 
-    def __init__(self, hub: SenderHub) -> None:
+    def __init__(self, listener: str, hub: SenderHub) -> None:
+        self.listener = listener
         self.used = time.monotonic()
         self.lost = 0
         self._lock = threading.Lock()
@@ -57,14 +58,9 @@ class EventChannel:
         self._sender.ready()
 
     def attach(
-        self, sock: socket.socket, position: int, close: Callable[[], None], compression: Compression | None
+        self, sock: socket.socket, position: int, ended: Callable[[], None], compression: Compression | None
     ) -> None:
-        """Use that connection, which `close` closes."""
-
-        def ended() -> None:
-            self.used = time.monotonic()
-            close()
-
+        """Use that connection, which `ended` closes."""
         self.used = time.monotonic()
         self._sender.attach(sock, position, ended=ended, compression=compression)
 
@@ -120,7 +116,7 @@ class EventChannels:
             before = self._channels.get(listener)
             if before is None:
                 self._check_listener(listener)
-            self._channels[listener] = channel = EventChannel(self._hub)
+            self._channels[listener] = channel = EventChannel(listener, self._hub)
             self._lost_before += before.lost if before is not None else 0
         if before is not None:
             before.stop()
@@ -162,10 +158,22 @@ class EventChannels:
             refuse(line, "unknown or used token")
             return
         welcome(line, 0, self._compressed.grant(hello.compression))
-        channel.attach(sock, hello.position, accepted_by.hand_over(sock), line.compression)
+        close = accepted_by.hand_over(sock)
+
+        def ended() -> None:
+            close()
+            self._forget(channel)  # who connects again has a new one
+
+        channel.attach(sock, hello.position, ended, line.compression)
+
+    def _forget(self, channel: EventChannel) -> None:
+        with self._lock:
+            if self._channels.get(channel.listener) is channel:
+                del self._channels[channel.listener]
+                self._lost_before += channel.lost
 
     def drop_idle(self, seconds: float) -> None:
-        """Forget those that nobody has used for so long."""
+        """Forget those to which nobody has connected for so long."""
         old = time.monotonic() - seconds
         with self._lock:
             idle = [key for key, c in self._channels.items() if not c.connected and c.used < old]

@@ -458,6 +458,24 @@ def test_events_leave_in_the_order_of_the_decisions_whichever_is_durable_first(o
         assert said == [f"{n}" for n in range(first) if n not in silent | taken_back]
 
 
+def test_the_channel_of_a_client_that_has_left_is_forgotten_at_once(
+    federation: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given a lookup service and two clients of its events, one of which has opened its channel and does not connect
+    lookup = federation.lookups[0]
+    proxy = RegistrarProxy(ServiceRef("", EXPORTED, (lookup.address,)), Security())
+    federation.stack.callback(proxy.close)
+    before = lookup.status()["event_channels"]
+    proxy.open_events("late")
+    with listening(proxy, "early", []):
+        assert lookup.status()["event_channels"] == before + 2
+        # When the other one connects again, expect that it has one channel
+        with listening(proxy, "early", []):
+            assert lookup.status()["event_channels"] == before + 2
+    # When it has left, expect that its channel has gone
+    eventually(lambda: lookup.status()["event_channels"] == before + 1)
+
+
 def test_the_reaper_goes_on_whatever_a_step_of_it_raises(
     federation: Any, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
 ) -> None:
