@@ -31,7 +31,18 @@ from .cloudevents import event_reply, structured
 from .feeds import EventFeed, FeedEvent
 from .gate import Receive, Send
 from .guests import Guest, Guests
-from .listing import Counted, Found, LossSaid, Next, ObjectSaid, Published, Subscribed, TypeSaid, TypesSaid
+from .listing import (
+    Counted,
+    Found,
+    LossSaid,
+    Next,
+    ObjectSaid,
+    Published,
+    SequenceAsked,
+    Subscribed,
+    TypeSaid,
+    TypesSaid,
+)
 from .operations import Operation, OperationTable
 from .publishing import RegistrationTerms
 from .replies import SAFE, GoneError, RefusedError, Reply, json_reply
@@ -88,8 +99,11 @@ class RequestHandlers:
         handler = self._by_name.get(request.operation.name)
         if handler is not None:
             return await handler(request)
+        asked = request.body
+        if isinstance(asked, SequenceAsked) and asked.kind == "subscriber":
+            self._guests.check_subscribe(request.caller, asked.type, asked.version)
         try:
-            said = await request.guest.common.answer(request.operation.name, request.given, request.body)
+            said = await request.guest.common.answer(request.operation.name, request.given, asked)
         except TimeoutException as exc:
             if request.operation.name != "getNext":
                 raise

@@ -389,5 +389,13 @@ def test_rules_that_change_end_the_subscriptions_of_who_has_no_name(
     policy.write_text(rules.replace(', "subscribe"', ""))
     stream.answer.read()  # to its end
     assert it.ask("GET", f"{opened}?timeout=0").status == 403
+    connection = it.ask("POST", "/v1/capi/connections", b'{"name":"c"}', Content_Type="application/json").json()[
+        "connection"
+    ]
+    assert it.ask("POST", f"/v1/capi/connections/{connection}/connect").status == 204
+    for kind, status in (("publisher", 201), ("subscriber", 403)):
+        body = msgspec.json.encode({"kind": kind, "type": "report", "version": "1.0"})
+        asked = it.ask("POST", f"/v1/capi/connections/{connection}/sequences", body, Content_Type="application/json")
+        assert asked.status == status, asked.body
     assert it.ask("GET", f"{TYPE}/subscribe", Last_Event_ID=f"{stream.opened[1]['subscription']}-0").status == 403
     stream.close()
