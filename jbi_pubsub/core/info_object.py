@@ -261,7 +261,7 @@ class Cause(enum.StrEnum):
     converted. It need not have matched the predicate."""
     OVERSIZE = "oversize"
     """The object is larger than its destination allows; or it is XML to which the payload filter can't be applied:
-    beyond its limits, or with a DOCTYPE."""
+    beyond its limits, with a DOCTYPE, or against the rules of namespaces."""
     MAIL_REFUSED = "mail_refused"
     """The mail server refused a recipient or the message permanently (SMTP 5xx)."""
     MAIL_UNREACHABLE = "mail_unreachable"

@@ -72,16 +72,22 @@ _SAFE: Final[Any] = {
     "resolve_entities": False, "no_network": True, "load_dtd": False, "dtd_validation": False,
     "attribute_defaults": False,
 }  # fmt: skip
-_LIMITS: Final = (etree.ErrorTypes.ERR_RESOURCE_LIMIT, etree.ErrorTypes.ERR_NAME_TOO_LONG)
+_UNREAD: Final = (
+    etree.ErrorTypes.ERR_RESOURCE_LIMIT, etree.ErrorTypes.ERR_NAME_TOO_LONG, etree.ErrorTypes.ERR_UNKNOWN_VERSION,
+    etree.ErrorTypes.ERR_UNSUPPORTED_ENCODING,
+)  # fmt: skip
+"""Fatal errors of the parser that do not say that a document is malformed."""
+_IDS: Final = (etree.ErrorTypes.DTD_ID_REDEFINED, etree.ErrorTypes.DTD_XMLID_VALUE)
 
 _own = threading.local()
 """One parser a thread: making one costs as much as parsing figure 1."""
 
 
-def parser(*, huge: bool = False) -> etree.XMLParser:
+def parser(*, huge: bool = False, ids: bool = True) -> etree.XMLParser:
     """A new safe parser (lxml parsers are cheap, and not shared between threads). `huge`: without libxml2's own limits
-    on texts, names and what entities grow to; only for what has no DOCTYPE, and no more bytes than may be."""
-    made: etree.XMLParser = etree.XMLParser(**_SAFE, huge_tree=huge)
+    on texts, names and what entities grow to; only for what has no DOCTYPE, and no more bytes than may be. `ids`: what
+    `xml:id` says is known, and refused if it is no id, or another element's."""
+    made: etree.XMLParser = etree.XMLParser(**_SAFE, huge_tree=huge, collect_ids=ids)
     return made
 
 
@@ -121,7 +127,8 @@ def parse_payload(data: bytes) -> Element | None:
     """The document element of `data`; None: it is no well-formed XML.
 
     Paper section 2.4(5): the dissemination node itself determines whether a payload is XML. Raises OversizeError for
-    what is XML beyond the limits (or with a DOCTYPE), and for what may be, as far as it was looked at.
+    what is XML beyond the limits (or with a DOCTYPE, or not as namespaces are), and for what may be, as far as it was
+    looked at.
     """
     if not looks_like_xml(data):
         return None
@@ -130,14 +137,8 @@ def parse_payload(data: bytes) -> Element | None:
     if len(data) > SHORTEST_NODE * MAX_XML_PAYLOAD_NODES and most_nodes(data) > MAX_XML_PAYLOAD_NODES:
         raise OversizeError(f"{_PAYLOAD} more than {MAX_XML_PAYLOAD_NODES} nodes", size=len(data))
     is_huge = len(data) > PARSER_NAME_BYTES and (_shows_no_doctype(data) or _begins_without_doctype(data))
-    try:
-        root = etree.fromstring(data, _parser(huge=is_huge))
-    except (etree.XMLSyntaxError, ValueError) as exc:
-        if getattr(exc, "code", 0) in _LIMITS or (len(data) > PARSER_TEXT_BYTES and not is_huge):
-            why = str(getattr(exc, "msg", exc)).partition(",")[0]  # an option of libxml2's follows
-            raise OversizeError(f"{_PAYLOAD} more than is read: {why}", size=len(data)) from exc
-        return None
-    if problem := _refused(root, data):
+    root = _read(data, is_huge=is_huge)
+    if root is not None and (problem := _refused(root, data)):
         raise OversizeError(f"payload {problem}", size=len(data))
     return root
 
@@ -189,11 +190,27 @@ def path_of(node: Element) -> str:
     return str(node.getroottree().getpath(node))
 
 
-def _parser(*, huge: bool = False) -> etree.XMLParser:
-    name = "huge" if huge else "parser"
+def _read(data: bytes, *, is_huge: bool, ids: bool = True) -> Element | None:
+    """See parse_payload. A document is malformed if the parser's first fatal error says so: other errors are of
+    namespaces and ids, which well-formed XML may have."""
+    used = _parser(huge=is_huge, ids=ids)
+    try:
+        return etree.fromstring(data, used)
+    except (etree.XMLSyntaxError, ValueError) as exc:
+        if ids and getattr(exc, "code", 0) in _IDS:
+            return _read(data, is_huge=is_huge, ids=False)
+        fatal = [each.type for each in used.error_log if each.level == etree.ErrorLevels.FATAL]
+        if not fatal or fatal[0] in _UNREAD or (len(data) > PARSER_TEXT_BYTES and not is_huge):
+            why = str(getattr(exc, "msg", exc)).partition(",")[0]  # an option of libxml2's follows
+            raise OversizeError(f"{_PAYLOAD} what is not read: {why}", size=len(data)) from exc
+        return None
+
+
+def _parser(*, huge: bool = False, ids: bool = True) -> etree.XMLParser:
+    name = f"parser{huge}{ids}"
     found: etree.XMLParser | None = getattr(_own, name, None)
     if found is None:
-        found = parser(huge=huge)
+        found = parser(huge=huge, ids=ids)
         setattr(_own, name, found)
     return found
 

@@ -7,6 +7,7 @@ import resource
 import subprocess
 import sys
 from contextlib import suppress
+from xml.parsers import expat
 
 import pytest
 from extent import examples
@@ -37,6 +38,10 @@ HIDDEN = [
 ]
 
 
+LONG = 10_100_000
+"""More than libxml2 takes of one text when nothing else is said."""
+
+
 def nested(depth: int) -> bytes:
     return b"<a>" * depth + b"</a>" * depth
 
@@ -58,8 +63,62 @@ def test_a_payload_with_a_doctype_that_is_not_well_formed_is_no_xml(page: bytes)
     assert parse_payload(page) is None
 
 
-LONG = 10_100_000
-"""More than libxml2 takes of one text when nothing else is said."""
+@pytest.mark.parametrize(
+    "payload",
+    [
+        pytest.param(b"<r><p:a/></r>", id="prefix"),
+        pytest.param(b"<r p:a='1'/>", id="prefix of an attribute"),
+        pytest.param(b"<r><:a/></r>", id="colon"),
+        pytest.param(b"<r><?a:b c?></r>", id="colon of an instruction"),
+        pytest.param(b"<r xmlns:p='u' xmlns:q='u' p:x='1' q:x='2'/>", id="attribute twice"),
+        pytest.param(b"<r xmlns:p='a b'/>", id="namespace that is no URI"),
+        pytest.param(b"<r xmlns:xml='u'/>", id="reserved prefix"),
+        pytest.param(b"<?xml version='2.0'?><r/>", id="version"),
+        pytest.param(b"<?xml version='1.0' encoding='x-ours'?><r/>", id="encoding"),
+        pytest.param(b"<r xmlns:p='a b'><" + b"n" * 60_000 + b"/></r>", id="namespace, and a long name"),
+        pytest.param(b"<r><a xml:id='1'/><p:a/></r>", id="xml:id, and a prefix"),
+    ],
+)
+def test_a_well_formed_payload_that_the_parser_refuses_is_no_payload_without_xml(payload: bytes) -> None:
+    with pytest.raises(OversizeError, match="an XML payload has"):
+        parse_payload(payload)
+
+
+@pytest.mark.parametrize("payload", [b"<r><p:a/><b></r>", b"<r xmlns:p='a b'>&x;</r>", b"<r><a xml:id='1'/><b></r>"])
+def test_a_payload_that_is_also_malformed_is_no_xml(payload: bytes) -> None:
+    assert parse_payload(payload) is None
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+@pytest.mark.parametrize("filling", ["", "x" * LONG], ids=["short", "long"])
+def test_a_payload_whose_ids_are_faulty_is_parsed(filling: str, encoding: str) -> None:
+    payload = f"<r><a xml:id='i'/><a xml:id='i'/><a xml:id='1'/><b>{filling}</b></r>"
+    root = parse_payload(payload.encode(encoding))
+    assert root is not None
+    assert [each.get("{http://www.w3.org/XML/1998/namespace}id") for each in root[:3]] == ["i", "i", "1"]
+
+
+MARKUP = ("<a>", "</a>", '<b xml:id="i"/>', '<b xml:id="1"/>', '<c p:x="1" q:x="2"/>', '<d xmlns:p="u" xmlns:q="u">',
+          "</d>", '<d xmlns:p="u v">', '<e xmlns="::"/>', "<e:f/>", "<e::f/>", "<:f/>", "<?a:b c?>", "<?xml x?>",
+          "<?p?>", "<!-- c -->", "<!-- -- -->", "&amp;", "&#38;", "&#1;", "&x;", "x", "<", ">", "]]>", '"', "é",
+          "\ufffe", '<g x="1" x="2"/>', '<g x="<"/>', "<g x/>", "<![CDATA[<]]>", '<g xmlns:xml="u"/>',
+          '<g xmlns:p=""/>', '<g xml:lang="%"/>', '<g xml:space="x"/>', "<1/>", '<g é="1"/>',
+          '<g xmlns="%zz"/>')  # fmt: skip
+PROLOGS = ("", "<!-- x -->", "<?p x?>", *(f'<?xml version="{n}"?>' for n in ("1.0", "1.1", "2.0")),
+           '<?xml version="1.0" encoding="utf-8" standalone="yes"?>')  # fmt: skip
+
+
+@settings(derandomize=True, max_examples=examples(500), deadline=None)
+@given(st.sampled_from(PROLOGS), st.lists(st.sampled_from(MARKUP), max_size=5), st.sampled_from(["", " ", "x", "<y/>"]))
+def test_no_payload_is_taken_for_no_xml_that_another_parser_reads(prolog: str, parts: list[str], end: str) -> None:
+    payload = f"{prolog}<r>{''.join(parts)}</r>{end}".encode()
+    try:
+        is_none = parse_payload(payload) is None
+    except OversizeError:
+        is_none = False
+    if is_none:
+        with pytest.raises(expat.ExpatError):
+            expat.ParserCreate().Parse(payload, True)
 
 
 @pytest.mark.long
