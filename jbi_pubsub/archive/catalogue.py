@@ -24,6 +24,7 @@ import msgspec
 
 from jbi_pubsub.core.errors import StorageError
 from jbi_pubsub.core.history import MAX_POSITION, Consumer
+from jbi_pubsub.core.info_object import Parcel
 from jbi_pubsub.core.sqlite import storage_errors, transaction
 from jbi_pubsub.core.values import decoder_of
 
@@ -132,6 +133,8 @@ class Catalogue:
         """Held by whoever takes objects out of all answers, until it has written here that they are lost: who asks for
         losses waits for that."""
         self._archive = archive
+        self._missed = LossSpans()
+        """Losses that are not written yet."""
         self._lock = threading.Lock()
         self._base: sqlite3.Connection
         with self._translated():
@@ -181,14 +184,17 @@ class Catalogue:
             return [Kept(*row) for row in self._base.execute(f"SELECT {_COLUMNS} FROM registrations")]  # noqa: S608
 
     def keep(self, changed: Iterable[Kept], checkpoint: int, counters: Mapping[str, int]) -> None:
-        """Registrations as they are at that position, and what was counted. Raises StorageError."""
-        with self._translated(), transaction(self._base) as base:
-            base.executemany(
-                f"INSERT OR REPLACE INTO registrations ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608
-                (msgspec.structs.astuple(kept) for kept in changed),
-            )
-            base.executemany("INSERT OR REPLACE INTO counters VALUES (?, ?)", counters.items())
-            base.execute("UPDATE archive SET checkpoint = max(checkpoint, ?1), ends = max(ends, ?1)", (checkpoint,))
+        """Registrations as they are at that position, and what was counted or missed. Raises StorageError."""
+        with self._translated():
+            with transaction(self._base) as base:
+                base.executemany(
+                    f"INSERT OR REPLACE INTO registrations ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608
+                    (msgspec.structs.astuple(kept) for kept in changed),
+                )
+                base.executemany("INSERT OR REPLACE INTO counters VALUES (?, ?)", counters.items())
+                base.execute("UPDATE archive SET checkpoint = max(checkpoint, ?1), ends = max(ends, ?1)", (checkpoint,))
+                _expire(base, self._missed.all())
+            self._missed = LossSpans()
 
     def register(self, registrations: Iterable[Kept]) -> None:
         """Note registrations: their publishers, and the types and entries of their objects. Raises StorageError."""
@@ -262,6 +268,14 @@ class Catalogue:
         with self._translated(), transaction(self._base) as base:
             self._expired_up_to = max(self._expired_up_to, _expire(base, lost))
 
+    def miss(self, run: Sequence[tuple[int, Parcel]]) -> None:
+        """Remember what was never kept; it is written at the next checkpoint."""
+        with self._lock:
+            for position, parcel in run:
+                head = parcel.head
+                self._missed.add(head.type_name, head.type_version, head.registration, position)
+            self._expired_up_to = max(self._expired_up_to, run[-1][0])
+
     def expired(self, type_name: str, version: str, after: int, up_to: int) -> list[Lost]:
         """Losses of a type between these positions, in part or whole. Raises StorageError."""
         with self.removing:
@@ -272,7 +286,8 @@ class Catalogue:
                 "SELECT * FROM expired WHERE type = ? AND version = ? AND last > ? AND first <= ?",
                 (type_name, version, after, up_to),
             )
-            return [Lost(*row) for row in rows]
+            known = [*(Lost(*row) for row in rows), *self._missed.all()]
+        return [e for e in known if (e.type, e.version) == (type_name, version) and e.last > after and e.first <= up_to]
 
     # -- counts -------------------------------------------------------------------------------------------------
 

@@ -135,12 +135,8 @@ class Archive:
         """See Keeping. With `full = "drop_oldest"` in a moment, if something can give way."""
         if self._section.full == "drop_oldest":
             return TICK if self._room.can_give_way(self._log) and self._room.lack(size, self._log, ahead=True) else 0.0
-        if (self._section.full == "refuse" or not may_pass) and (why := self._room.lack(size, self._log)):
-            raise StorageError(
-                f"the archive in {self.folder.path} has no room: {why}",
-                hint="Make room, or shorten what is kept ([[keep]]); see [archive] full",
-                path=str(self.folder.path),
-            )
+        if self._section.full == "refuse" or not may_pass:
+            self._room.check(size, self._log)
         return 0.0
 
     def append(self, run: Sequence[tuple[int, Parcel]], received: float) -> None:
@@ -151,7 +147,7 @@ class Archive:
         may_pass = self._section.full == "pass"
         if may_pass and self._room.lack(sum([parcel.size + RECORD.size for _, parcel in run]), self._log):
             with self._lock:
-                self._counters[NOT_ARCHIVED] += len(run)
+                self._let_pass(run)
             return
         run = self._without_deleted(run)
         with self._lock:
@@ -166,7 +162,7 @@ class Archive:
                         log.error("no object is kept until the disk works again: %s", exc)
                     self._is_refusing = True
                     raise
-                self._counters[NOT_ARCHIVED] += len(run)
+                self._let_pass(run)
                 return
             self._is_refusing = False
             if self._log.room > before:
@@ -174,6 +170,11 @@ class Archive:
             additions = additions_of(run)
             self._registrations.append(additions)
             self._room.add(additions)
+
+    def _let_pass(self, run: Sequence[tuple[int, Parcel]]) -> None:
+        """Under the lock: these are not kept."""
+        self._counters[NOT_ARCHIVED] += len(run)
+        self._catalogue.miss(run)
 
     def sync(self, position: int) -> None:
         """See Keeping."""
@@ -254,8 +255,7 @@ class Archive:
 
     def follow(self, rules: Sequence[KeepRule]) -> None:
         """See Keeping."""
-        with self._lock:
-            self._rules = tuple(rules)
+        self._rules = tuple(rules)
 
     def expired(self, query: HistoryQuery) -> int:
         """See Keeping. Of what went with a volume that lies there in part, a part."""

@@ -105,6 +105,15 @@ class ArchiveRoom:
             self._lacking = size
         return why
 
+    def check(self, size: int, log: Log) -> None:
+        """Raises StorageError when there is no room for so many bytes."""
+        if why := self.lack(size, log):
+            raise StorageError(
+                f"the archive in {self._folder.path} has no room: {why}",
+                hint="Make room, or shorten what is kept ([[keep]]); see [archive] full",
+                path=str(self._folder.path),
+            )
+
     def full(self, log: Log) -> str:
         """Why there is no room for what it was asked for last in vain; "": there is, or it was asked for nothing."""
         why = self._lack(self._lacking, log, ahead=False)

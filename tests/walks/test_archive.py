@@ -497,6 +497,48 @@ def test_what_was_deleted_before_a_client_came_back_is_told_as_expired(place: Pl
         eventually(lambda: subscriber.losses(mine) == {"expired": 10})
 
 
+def test_what_passed_an_archive_without_room_is_told_to_who_waits_as_expired(place: Place, eventually: Any) -> None:
+    # Given an archive that lets pass what it has no room for, a subscription, a durable one that reads slowly, and one
+    # that is away
+    settings = {"full": "pass", "max_payload_bytes": 2_300}
+    pad = place.pad(**settings)
+    light, registration = place.register("event")
+    subscriber = place.federation.subscriber()
+    plain = subscriber.register_subscriber(type_name="event")
+    slow = subscriber.register_subscriber(type_name="event", durable="slow", bound=3, ack="explicit")
+    with SubscriberAdapter(place.federation.config) as away:
+        assert away.wait_matched(away.register_subscriber(type_name="event", durable="desk")) == 1
+    assert all(subscriber.wait_matched(each) == 1 for each in (plain, slow))
+    # When it keeps some of twenty objects
+    published = []
+    for _ in range(20):
+        published.append(light.publish(registration, "<m/>", bytes(300)))
+        light.flush()
+    assert ids(taken(subscriber, plain, 20)) == published
+    missing = pad.status()["archive"]["counters"]["not_archived"]
+    assert 5 < missing < 20
+
+    def losses_of(subscriber: SubscriberAdapter, mine: SubscriptionUid) -> dict[str, int]:
+        """Expect it to get all that is kept, in order, and to be told of what does not come."""
+        had: list[InfoObject] = []
+        published.append(light.publish(registration, "<m/>"))
+        while not had or had[-1].object_id != published[-1]:
+            had += filter(None, [subscriber.receive(mine, 60.0)])
+            subscriber.acknowledge(had[-1])
+        assert ids(had) == [each for each in published if each in ids(had)]
+        assert ids(had)[: 20 - missing] == published[: 20 - missing]
+        eventually(lambda: sum(subscriber.losses(mine).values()) + len(had) == len(published))
+        return subscriber.losses(mine)
+
+    losses_of(subscriber, slow)  # which may have got some at once
+    # and the same behind a restart
+    pad.stop(0.5)
+    place.pad(**settings)
+    with SubscriberAdapter(place.federation.config) as back:
+        mine = back.register_subscriber(type_name="event", durable="desk", ack="explicit")
+        assert losses_of(back, mine) == {"expired": missing}
+
+
 @pytest.mark.row("X-01")
 def test_an_object_has_one_id_wherever_it_is_met(place: Place, postbox: Any, eventually: Any) -> None:
     # Given a subscription of an application, one by e-mail, and an archive
