@@ -1,11 +1,13 @@
 """The mail queue on disk, in one SQLite file.
 
 Rules: mail by the thousand in one transaction (WAL, synchronous=FULL); times are wall-clock times there and are told
-by the caller; a file that can't be read or written is a StorageError, never a silent loss.
+by the caller; a file that can't be read or written is a StorageError, never a silent loss. No mail takes the room that
+it takes to note that all mail has been sent; what has been sent gives its room back.
 """
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -22,6 +24,14 @@ from jbi_pubsub.pad.mail.message import Content
 
 MAIL_VERSION: Final = 1
 """Version of the mail queue's tables (SQLite user_version)."""
+
+SPARE_BYTES: Final = 1 << 20
+"""Room on the disk that new mail leaves, beside twice what is to be moved into the file: to move it, and to take mail
+out."""
+FREE_PAGES: Final = 256
+"""Free pages of the file, of 4 KiB, below which it is left as large as it is."""
+WAL_BYTES: Final = 4 << 20
+"""Size that SQLite's log is cut to when all of it is in the file."""
 
 _MAIL_TABLES: Final = """
 CREATE TABLE IF NOT EXISTS contents (
@@ -56,7 +66,11 @@ class MailStore:
             self._base = opened(path, self._set_up, timeout=1.0)
 
     def _set_up(self, base: sqlite3.Connection) -> None:
-        for pragma in ("locking_mode=EXCLUSIVE", "auto_vacuum=INCREMENTAL", "journal_mode=WAL", "synchronous=FULL"):
+        """An existing file is not written: its disk may be full."""
+        base.execute("PRAGMA locking_mode=EXCLUSIVE").fetchall()
+        if base.execute("PRAGMA page_count").fetchone() == (0,):
+            base.execute("PRAGMA auto_vacuum=INCREMENTAL")
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", f"journal_size_limit={WAL_BYTES}"):
             base.execute(f"PRAGMA {pragma}").fetchall()
         with transaction(base):
             (version,) = base.execute("PRAGMA user_version").fetchone()
@@ -65,7 +79,8 @@ class MailStore:
                     f"mail queue {self.path} is of version {version}, not {MAIL_VERSION}", hint="Move it away"
                 )
             check_tables(base, {"contents", "letters", "ledgers"}, f"mail queue {self.path}")
-            base.execute(f"PRAGMA user_version={MAIL_VERSION}")
+            if not version:
+                base.execute(f"PRAGMA user_version={MAIL_VERSION}")
             for table in _MAIL_TABLES.split(";"):
                 base.execute(table)
 
@@ -93,8 +108,31 @@ class MailStore:
 
     def commit(self, changes: Changes, offset: float) -> None:
         """Write them in one transaction, all or nothing. Raises StorageError."""
+        with self._translated():
+            size = sum({x.content.number: len(x.content.data) for x in changes.letters}.values())
+            if changes.letters and (why := self.lack(size)):
+                raise StorageError(f"mail queue in {self.path}: {why}", hint="Free some space", path=str(self.path))
+            self._write(changes, offset)
+            if changes.dropped:
+                self._give_back()
+
+    def lack(self, size: int = 0) -> str:
+        """Why there is no room for mail of so many bytes; "" if there is. Raises OSError."""
+        log, disk = self.path.with_name(f"{self.path.name}-wal"), os.statvfs(self.path)
+        left, waiting = disk.f_frsize * disk.f_bavail, log.stat().st_size if log.exists() else 0
+        if left < 2 * (waiting + size) + SPARE_BYTES:
+            return f"{left / 2**20:.1f} MiB of the disk are left, too little for more mail"
+        return ""
+
+    def _give_back(self) -> None:
+        """Give free pages back to the disk, where they are the half of the file or more."""
+        (free,), (pages,) = (self._base.execute(f"PRAGMA {what}_count").fetchone() for what in ("freelist", "page"))
+        if free >= max(FREE_PAGES, pages // 2):
+            self._base.executescript("PRAGMA incremental_vacuum; PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def _write(self, changes: Changes, offset: float) -> None:
         contents = {x.content.number: x.content for x in changes.letters}
-        with self._translated(), transaction(self._base):
+        with transaction(self._base):
             many = self._base.executemany
             many("DELETE FROM letters WHERE number = ?", ((n,) for n in changes.deleted))
             many("DELETE FROM contents WHERE number = ?", ((n,) for n in changes.dropped))

@@ -123,16 +123,25 @@ class MailWriter:
         with self._changed:
             changes = self._journal.take()
         why = self._commit(changes)
+        lasting = self._lack() if self.fault and not why else ""
         with self._changed:
             losses = self._queue.not_kept(changes) if why else []
             if not why:
                 self._queue.kept(changes, time.monotonic())
-            before, self.fault = self.fault, why
-        if why and not before:
+            before, self.fault = self.fault, why or lasting
+        if self.fault and not before:
             log.error("mail is lost, the disk can't store it: %s", why)
-        elif before and not why:
+        elif before and not self.fault:
             log.warning("the disk stores mail again")
         self._written(losses)
+
+    def _lack(self) -> str:
+        """Why new mail would find no room though what was sent has been noted."""
+        assert self.store is not None
+        try:
+            return self.store.lack()
+        except OSError as exc:
+            return str(exc)
 
     def _commit(self, changes: Changes) -> str:
         """Write them; why they are not on disk, "" if they are."""

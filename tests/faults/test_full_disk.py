@@ -1,11 +1,12 @@
-"""A lookup service whose disk is full: a real file system with a bound, filled up, and a real process on it."""
+"""A lookup service or a mail queue whose disk is full: a real file system with a bound, filled up."""
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,10 @@ from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.lookup.client.proxy import EVERYTHING, EXPORTED, RegistrarProxy
 from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
+from jbi_pubsub.pad.mail.journal import Changes
+from jbi_pubsub.pad.mail.letters import Letter
+from jbi_pubsub.pad.mail.message import Content
+from jbi_pubsub.pad.mail.store import MailStore
 
 pytestmark = pytest.mark.processes
 
@@ -51,6 +56,62 @@ def fill(path: Path) -> None:
 
 def noted(name: str, text: str = "") -> ServiceItem:
     return ServiceItem(name, ("Service",), ServiceRef(name, name, ("127.0.0.1:1",)), (EntryRep(NOTE, (text,)),))
+
+
+def changes(letters: Sequence[Letter] = (), done: Sequence[Letter] = ()) -> Changes:
+    return Changes([each.number for each in done], [each.content.number for each in done], (), letters, (), {})
+
+
+def test_a_mail_queue_that_has_filled_its_disk_is_written_again_when_it_is_empty(small_disk: Path) -> None:
+    # Given a mail queue that takes mail until there is no room
+    store = MailStore(small_disk / "mails")
+
+    def fill_up(first: int) -> list[Letter]:
+        letters: list[Letter] = []
+        while len(letters) < 1_000:
+            number = first + len(letters)
+            letter = Letter(number, "one", Content(number, f"o-{number}", "t", "s", bytes(300_000)), ("a@x.org",), 1.0)
+            try:
+                store.commit(changes([letter]), 0.0)
+            except StorageError:
+                return letters
+            letters.append(letter)
+        raise AssertionError("it is not bounded")
+
+    letters = fill_up(1)
+    assert len(letters) > 3
+    for first in (1_000, 2_000):
+        # When all of it has been sent
+        for letter in letters:
+            store.commit(changes(done=[letter]), 0.0)
+        # Expect the disk to be free again, and mail to be written as before
+        assert shutil.disk_usage(small_disk).free > 6 * MEGABYTE
+        letters = fill_up(first)
+        assert len(letters) > 3
+    store.close()
+
+
+def test_a_mail_queue_begins_on_a_full_disk(small_disk: Path) -> None:
+    # Given mail on disk, of a delegate that was killed, and a disk that others have filled since
+    letter = Letter(1, "one", Content(1, "o-1", "t", "s", bytes(300_000)), ("a@x.org",), 1.0)
+    store = MailStore(small_disk / "mails")
+    store.commit(changes([letter]), 0.0)
+    folder = small_disk / "killed"
+    folder.mkdir()
+    for file in small_disk.glob("mails*"):
+        shutil.copy(file, folder)
+    store.close()
+    fill(small_disk / "filler")
+    assert shutil.disk_usage(small_disk).free == 0
+    # When it begins; Expect its mail to be there, new mail to be refused, and what is sent to be noted later
+    again = MailStore(folder / "mails")
+    assert [each.number for each in again.load(0.0).letters["one"]] == [1]
+    with pytest.raises(StorageError, match="are left"):
+        again.commit(changes([letter]), 0.0)
+    (small_disk / "filler").unlink()
+    again.commit(changes(done=[letter]), 0.0)
+    assert again.load(0.0).letters == {}
+    again.close()
 
 
 class Served:
