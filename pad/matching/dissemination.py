@@ -7,8 +7,8 @@ Rules:
 - A filter is computed once per distinct text and object. An object is never encoded again: the bytes that came are
   what goes out, shared by all who get them; of a filtered one all but the payload. Metadata are never modified (paper
   section 2.3.2).
-- A payload that is not well-formed XML, or beyond the bounds of core/xml.py, passes every filter unchanged (paper
-  section 2.4(5)).
+- A payload that is not well-formed XML passes every filter unchanged (paper section 2.4(5)). XML that core/xml.py does
+  not read is withheld from those with a filter, or goes to them whole, if they say so.
 - With QoS, what the filter has left is shaped as the contract says, once for each filter and shape. Lengths as
   published stay in the head: a receiver sees that something was taken away.
 """
