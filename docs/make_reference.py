@@ -199,10 +199,12 @@ LOSSES: Final = """\
 This page lists the causes of losses. An object that matched a subscription and was not delivered is counted under exactly
 one cause: in the subscription (`subscriber.losses(uid)`), in the server's `status`, and in the metric `jbi_lost_total`.
 
-The subscription is told before its next object. A `SubscriptionListener` gets the call `lost(subscription, notice)` with a
-`LossNotice(subscription, cause, count, detail)`. A count of 0 means an unknown number; `detail` says whether it is perhaps
-none. Losses of a subscription by e-mail alone are told while its subscriber's process lives, every 2/5 of
-`[lease] subscriber` (24 s). [Guarantees](guarantees.md) says which losses are possible.
+The subscription is told before its next object; when a delegate or peer publisher has died (`delegate_dead`), before the
+next object of each registration that continues elsewhere, and of the others some seconds later. A `SubscriptionListener`
+gets the call `lost(subscription, notice)` with a `LossNotice(subscription, cause, count, detail)`. A count of 0 means an
+unknown number; `detail` says whether it is perhaps none. Losses of a subscription by e-mail alone are told while its
+subscriber's process lives, every 2/5 of `[lease] subscriber` (24 s). [Guarantees](guarantees.md) says which losses are
+possible.
 
 | cause | meaning | remedy |
 |---|---|---|
