@@ -119,6 +119,15 @@ class Durable:
                 self.is_changed = True
         return count
 
+    def not_acknowledged(self, above: int, up_to: int) -> list[tuple[int, int]]:
+        """Parts between two positions, each (above, up_to), without what was acknowledged."""
+        parts: list[tuple[int, int]] = []
+        with self.lock:
+            for first, last in self._above:
+                parts.append((above, min(first - 1, up_to)))
+                above = max(above, last)
+        return [part for part in (*parts, (above, up_to)) if part[0] < part[1]]
+
     def passed(self, position: int) -> None:
         """Nothing that matches is between what was sent and that position."""
         with self.lock:

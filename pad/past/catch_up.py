@@ -189,8 +189,10 @@ class ArchiveCatchUp(ArchiveFeed):
         gone = {each for each in self._again if each <= position}
         count = len(gone)
         if position > self._asked:
-            passed = msgspec.structs.replace(self._query, after=self._asked, up_to=position)
-            count += self._archive.keeping.expired(passed)
+            durable, passed = self.subscription.durable, [(self._asked, position)]
+            for after, up_to in durable.not_acknowledged(*passed[0]) if durable is not None else passed:
+                part = msgspec.structs.replace(self._query, after=after, up_to=up_to)
+                count += self._archive.keeping.expired(part)
             self._asked = position
         self._again -= gone
         if count:

@@ -275,6 +275,20 @@ def test_what_the_rules_took_meanwhile_is_told(place: Lasting, keeping: MemoryKe
     assert [(notice.cause, notice.count) for notice in place.losses] == [(Cause.EXPIRED, 3)]
 
 
+def test_what_was_acknowledged_before_the_rules_took_it_is_no_loss(place: Lasting, keeping: MemoryKeeping) -> None:
+    # Given one that has acknowledged the second and fourth of five objects, and leaves
+    first = place.open(ack="explicit", bound=5)
+    eventually(lambda: place.take() or len(place.found[first.number]) == 5)
+    place.acknowledge(first, 2, 4)
+    place.again()
+    # When the rules take four, and it comes again; Expect the other two to be told
+    keeping.expire(4)
+    second = place.open(ack="explicit", bound=10)
+    assert place.until(second, 6) == [5, 6, 7, 8, 9, 10]
+    eventually(lambda: place.take() or place.losses)
+    assert sum(notice.count for notice in place.losses) == 2
+
+
 def test_what_the_rules_take_while_it_is_open_and_behind_is_told(place: Lasting, keeping: MemoryKeeping) -> None:
     # Given one that has two of ten objects, and room for no more
     place.consumes = False
