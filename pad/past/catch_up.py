@@ -134,9 +134,10 @@ class ArchiveCatchUp(ArchiveFeed):
 
     def bring(self, found: list[QueryResult]) -> int:
         """See ArchiveFeed."""
+        self._again.difference_update(each.position for each in found)
+        self._tell_removed(max(each.position for each in found))
         count = super().bring(found)
         self.subscription.replayed += count
-        self._again.difference_update(each.position for each in found)
         if found:
             self._advance(max(self.after, *(each.position for each in found)))
         self._backoff.reset()
@@ -154,6 +155,7 @@ class ArchiveCatchUp(ArchiveFeed):
         self._drop_round()
         if self._is_first:
             self._is_first, self._asked = False, min(self._asked, self.target)
+        self._tell_removed(self.target)
         self._advance(self.target)
         self.session.feeds.brought(self.subscription)
         return True
@@ -181,11 +183,10 @@ class ArchiveCatchUp(ArchiveFeed):
         if durable is not None and not (self._is_first and self._is_newest):
             durable.fed(0 if self._is_newest else before, position)
             self._is_newest = False
-        self._tell_removed(position)
 
     def _tell_removed(self, position: int) -> None:
-        """Tell of what was removed from the archive before it was brought, up to there. Whatever comes is brought by
-        now, so what is removed later counts no more."""
+        """Tell of what was removed from the archive up to there, before what is behind that goes out. All that comes of
+        it is found by now: what is removed later counts no more."""
         gone = {each for each in self._again if each <= position}
         count = len(gone)
         if position > self._asked:

@@ -354,6 +354,23 @@ def test_what_is_removed_while_it_is_behind_is_told_once() -> None:
     assert life.lost > 0
 
 
+def test_what_was_removed_is_told_before_what_comes_behind_it() -> None:
+    # Given a durable subscription of three objects, of which two are removed, and a subscriber who takes at once
+    life = Life("durable")
+    put, items = life.session.feeds.put, list[Any]()
+
+    def taken_at_once(*given: Any) -> None:
+        put(*given)
+        items.extend(life.session._take(500, SHARE))
+
+    life.session.feeds.put = taken_at_once  # type: ignore[method-assign]  # so that its thread is faster
+    # When the third one goes out; Expect the loss before it
+    for step in ("remove 2", "release 0", "turn"):
+        life.lead(step)
+    assert [ITEM.unpack_from(b"".join(map(bytes, parts)))[0] for parts in items] == [LOSS, PLACED]
+    life.session._acked(len(items), b"")
+
+
 def test_what_made_way_in_the_queue_and_is_removed_before_it_comes_again_is_told() -> None:
     # Given a durable subscription that has caught up, with two objects of the archive in its queue
     life = Life("durable")
