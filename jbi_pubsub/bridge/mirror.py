@@ -56,7 +56,7 @@ from .members import told
 from .platform import BridgePlatform, PlatformAnswers, SelectivePlatform, shared_lookups
 from .relayed import Relayed, lose
 from .terms import DirectionTerms as DirectionTerms
-from .transformation import Transformer
+from .transformation import Transformation
 from .wanted import WantedIntake
 
 log = logging.getLogger("jbi_pubsub.bridge")
@@ -91,7 +91,7 @@ class Direction:
         self,
         source: BridgePlatform,
         target: BridgePlatform,
-        transformation: Transformer,
+        transformation: Transformation,
         *,
         bridge: str,
         terms: DirectionTerms = DirectionTerms(),  # noqa: B008  # immutable

@@ -16,7 +16,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
@@ -29,26 +29,6 @@ from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.core.xpath import Predicate, compile_predicate
 
 TYPES_REMEMBERED: Final = 10_000
-
-
-class Transformer(Protocol):
-    """Transformation of one direction. Safe from several threads."""
-
-    def wants(self, type_: TypeName) -> bool:
-        """Whether objects of a type of the one side are for the other."""
-        ...
-
-    def named(self, type_: TypeName) -> TypeName:
-        """Name of a type on the other side."""
-        ...
-
-    def asked(self, name: str) -> str:
-        """Name here of what the other side knows by a name, of which it may ask the past."""
-        ...
-
-    def apply(self, obj: InfoObject) -> InfoObject | None:
-        """The object as it goes to the other side; None: it is left out."""
-        ...
 
 
 class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -95,7 +75,7 @@ class Transformation:
         return type_ if name is None else TypeName(name, type_.version)
 
     def asked(self, name: str) -> str:
-        """Name here of what the other side knows by a name."""
+        """Name here of what the other side knows by a name, of which it may ask the past."""
         return next((own for own, other in self._names.items() if other == name), name)
 
     def apply(self, obj: InfoObject) -> InfoObject | None:

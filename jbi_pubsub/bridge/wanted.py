@@ -33,7 +33,7 @@ from .members import TypeMembers
 from .platform import BridgePlatform, SelectivePlatform
 from .relayed import Relayed
 from .terms import DirectionTerms
-from .transformation import Transformer
+from .transformation import Transformation
 
 LINGER_SECONDS: Final = 10.0
 """Time that what nobody wants any more is still brought."""
@@ -52,7 +52,7 @@ class WantedIntake(WholeIntake):
         source: SelectivePlatform,
         target: BridgePlatform,
         hearing: Hearing,
-        transformation: Transformer,
+        transformation: Transformation,
         terms: DirectionTerms,
         *,
         clock: Callable[[], float] = time.monotonic,

@@ -1,7 +1,7 @@
 """Queries over a node's networks: asked of all nodes that answer, and answered for others.
 
 Rules:
-- A node's answers end with its last word, which says how many objects it has said: they may come behind it.
+- A node's answers are numbered, and end with its last word, which says how many they are: they come in any order.
 - What other nodes ask is answered by so many threads; what comes beyond that waits, and is refused beyond QUEUED_MOST.
 """
 
@@ -10,10 +10,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from operator import attrgetter, itemgetter
 from secrets import token_bytes
 from typing import Final
 
@@ -26,6 +26,7 @@ from jbi_pubsub.core.info_object import InfoObject, Parcel, packed
 from jbi_pubsub.core.signing import SigningKey, signed_uid
 from jbi_pubsub.network.datagram import DatagramKind, DatagramMode
 from jbi_pubsub.network.message import NodeMessage
+from jbi_pubsub.protocol.merging import age_of
 from jbi_pubsub.protocol.remote import KEYS_MOST, RemoteArchive, with_keys
 from jbi_pubsub.protocol.requests import QueryRequest
 
@@ -39,91 +40,160 @@ QUEUED_MOST: Final = 256
 ASKED_MOST: Final = 1_000
 """Queries of ours at a time."""
 FOUND_MOST: Final = 10_000
-"""Objects that have come and that nobody has taken: what comes beyond that is not taken, and told as lacking."""
+"""Objects that have come and that nobody has taken: of a node that says more, the rest is told as lacking."""
 FOUND_BYTES: Final = 256 << 20
 """Their size, as well."""
+PATIENCE: Final = 0.75
+"""Share of a query's time in which results wait for a node that says nothing: so they come before who asks gives up."""
 KEY_SECONDS: Final = 2.0
 """For what a registration signs with, behind its first object."""
 ROOM_SECONDS: Final = 30.0
 """For room in the network for an answer."""
 
 
-class NetworkAnswers:
-    """Answers of other nodes to a query (see protocol.remote.RemoteAnswers)."""
+class _NodeAnswer:
+    """Answer of one node: results by their numbers, as they come in any order."""
 
-    def __init__(self, waited_for: frozenset[bytes], seconds: float, closed: Callable[[], None]) -> None:
-        """`waited_for`: ids of the nodes that answer; `closed` is called when nothing more is waited for."""
+    def __init__(self) -> None:
+        self._epoch = -1
+        self._due = 1
+        self._count: int | None = None
+        """Number of its results; None: it has not said."""
+        self._results: dict[int, InfoObject] = {}
+        self.size = 0
+        """Bytes of these."""
+
+    def __len__(self) -> int:
+        return len(self._results)
+
+    def begins(self, epoch: int) -> bool:
+        """Whether what comes is of its latest start: each answers anew."""
+        if epoch > self._epoch:
+            self._epoch, self._due, self._count, self._results, self.size = epoch, 1, None, {}, 0
+        return epoch == self._epoch
+
+    def add(self, number: int, obj: InfoObject) -> None:
+        """Note a result."""
+        if number >= self._due and number not in self._results:
+            self._results[number] = obj
+            self.size += _size(obj)
+
+    def end(self, count: int) -> None:
+        """Note how many there are."""
+        self._count = count
+
+    def give_up(self) -> None:
+        """Take what has come for all of it."""
+        self._results = dict(enumerate((obj for _, obj in sorted(self._results.items())), self._due))
+        self._count = self._due + len(self._results) - 1
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all has come."""
+        return self._count is not None and self._due + len(self._results) > self._count
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all has come, and was taken."""
+        return self.is_whole and not self._results
+
+    @property
+    def head(self) -> InfoObject | None:
+        """Its next object, if that has come."""
+        return self._results.get(self._due)
+
+    def pop(self) -> InfoObject:
+        """Take its next object."""
+        obj = self._results.pop(self._due)
+        self._due += 1
+        self.size -= _size(obj)
+        return obj
+
+
+class NetworkAnswers:
+    """Answers of other nodes to a query (see protocol.remote.RemoteAnswers), by time of publication: nothing comes
+    before each node has said what it has next, or that it has no more, but for the last part of the query's time."""
+
+    def __init__(
+        self, nodes: frozenset[bytes], seconds: float, closed: Callable[[], None], *, newest_first: bool = False
+    ) -> None:
+        """`nodes`: ids of those that answer; `closed` is called when nothing more is waited for."""
         self._changed = threading.Condition()
-        self._waited_for = set(waited_for)
+        self._nodes = {each: _NodeAnswer() for each in nodes}
         self._until = time.monotonic() + seconds
+        self._in_order_until = self._until - (1 - PATIENCE) * seconds
         self._closed = closed
-        self._counts: Counter[tuple[bytes, int]] = Counter()
-        """Objects of each node, by its starts, that have come and are not counted by its last word; below 0: they are
-        to come."""
-        self._found: deque[InfoObject] = deque()
-        self._bytes = 0
-        """Size of these."""
+        self._choose = max if newest_first else min
         self._ids: set[str] = set()
-        self._ended: set[tuple[bytes, int]] = set()
         self._is_cancelled = False
         self._keys: Cache[str, SigningKey] = Cache(KEYS_MOST)
         self._lacks: dict[str, None] = {}
 
     def came(self, origin: bytes, epoch: int, body: ResultBody) -> None:
-        """A result of a node, of that start: each answers anew. Raises ProtocolError for what is no object."""
+        """A result of a node, of that start. Raises ProtocolError for what is no object."""
         obj = Parcel.received(body.data).unpacked() if body.data else None
         with self._changed:
-            if origin not in self._waited_for:
+            node = self._nodes.get(origin)
+            if node is None or node.is_whole or not node.begins(epoch):
                 return
             if body.signing is not None:
                 self._keys[signed_uid(body.signing.anchor, body.signing.key)] = body.signing
-            start = (origin, epoch)
-            if obj is not None:
-                self._counts[start] += 1
-                self._take(obj)
-            if body.is_last:
-                self._ended.add(start)
-                self._counts[start] -= body.count
+            if obj is not None and self._has_room(obj):
+                node.add(body.count, obj)
+            elif obj is not None:
+                node.give_up()
+                self._lacks[f"more than {FOUND_MOST} objects, or {FOUND_BYTES >> 20} MB, waited to be read"] = None
+            elif body.is_last:
+                node.end(body.count)
                 if body.lacks:
                     self._lacks[body.lacks] = None
-            if start in self._ended and self._counts[start] >= 0:
-                self._waited_for.discard(origin)
             self._changed.notify_all()
 
-    def _take(self, obj: InfoObject) -> None:
-        if obj.object_id in self._ids:
-            return
-        if len(self._found) >= FOUND_MOST or (self._bytes + _size(obj) > FOUND_BYTES and self._found):
-            self._lacks[f"more than {FOUND_MOST} objects, or {FOUND_BYTES >> 20} MB, waited to be read"] = None
-            return
-        self._ids.add(obj.object_id)
-        self._found.append(obj)
-        self._bytes += _size(obj)
+    def _has_room(self, obj: InfoObject) -> bool:
+        count, size = (sum(map(of, self._nodes.values())) for of in (len, attrgetter("size")))
+        return count < FOUND_MOST and (size + _size(obj) <= FOUND_BYTES or not count)
 
     def left(self, alive: frozenset[bytes]) -> None:
         """Those that are not there any more are not waited for."""
         with self._changed:
-            gone = self._waited_for - alive
-            if gone:
-                self._waited_for -= gone
-                self._lacks[f"{len(gone)} nodes have left"] = None
-                self._changed.notify_all()
+            self._give_up([node for origin, node in self._nodes.items() if origin not in alive], "have left")
+
+    def _give_up(self, nodes: Iterable[_NodeAnswer], why: str) -> None:
+        """Under the lock."""
+        gone = [node for node in nodes if not node.is_whole]
+        for node in gone:
+            node.give_up()
+        if gone:
+            self._lacks[f"{len(gone)} nodes {why}"] = None
+            self._changed.notify_all()
 
     def __iter__(self) -> Iterator[InfoObject]:
         try:
-            while True:
-                with self._changed:
-                    while not (self._found or self._is_cancelled or not self._waited_for):
-                        if not self._changed.wait(max(0.0, self._until - time.monotonic())):
-                            self._lacks[f"{len(self._waited_for)} nodes have not answered in time"] = None
-                            return
-                    if self._is_cancelled or not self._found:
-                        return
-                    obj = self._found.popleft()
-                    self._bytes -= _size(obj)
+            while (obj := self._next()) is not None:
                 yield obj
         finally:
             self._closed()
+
+    def _next(self) -> InfoObject | None:
+        with self._changed:
+            while not self._is_cancelled:
+                heads = [(age_of(node.head), node) for node in self._nodes.values() if node.head is not None]
+                silent = [node for node in self._nodes.values() if node.head is None and not node.is_over]
+                until = self._in_order_until if heads else self._until
+                if silent and self._changed.wait(max(0.0, until - time.monotonic())):
+                    continue
+                if not heads and not silent:
+                    break
+                if not heads:
+                    self._give_up(silent, "have not answered in time")
+                    continue
+                if silent:
+                    self._lacks[f"results of {len(silent)} nodes may have come late, and not in order"] = None
+                obj = self._choose(heads, key=itemgetter(0))[1].pop()
+                if obj.object_id not in self._ids:
+                    self._ids.add(obj.object_id)
+                    return obj
+        return None
 
     @property
     def lacks(self) -> str:
@@ -134,7 +204,8 @@ class NetworkAnswers:
         """See RemoteAnswers. It may come behind the first object that it is for."""
         with self._changed:
             self._changed.wait_for(
-                lambda: uid in self._keys or self._is_cancelled or not self._waited_for, timeout=KEY_SECONDS
+                lambda: uid in self._keys or self._is_cancelled or all(node.is_whole for node in self._nodes.values()),
+                timeout=KEY_SECONDS,
             )
             return self._keys.get(uid)
 
@@ -169,7 +240,7 @@ class NetworkQueries:
             with self._lock:
                 self._asked.pop(number, None)
 
-        answers = NetworkAnswers(nodes, seconds, closed)
+        answers = NetworkAnswers(nodes, seconds, closed, newest_first=request.order == "newest")
         if not nodes:
             return answers
         with self._lock:
@@ -244,8 +315,9 @@ class NetworkQueries:
                         was_there = origin in self._alive
                         if key is not None:  # first, and small: what waits for it waits for no long time
                             self._tell(origin, ResultBody(VERSION, body.id, signing=key))
-                        self._tell(origin, ResultBody(VERSION, body.id, b"".join(packed(obj).in_memory().parts)))
                         count += 1
+                        data = b"".join(packed(obj).in_memory().parts)
+                        self._tell(origin, ResultBody(VERSION, body.id, data, count=count))
                     lacks = answers.lacks
             except JbiError as exc:
                 lacks = exc.message

@@ -72,7 +72,7 @@ class Merge:
     def next(self) -> InfoObject | None:
         """The next object, when no archive is wanted. None: `is_over`, or an archive is wanted again."""
         if self._newest and all(self._ended):
-            self._laid.extend(sorted(self._newest.values(), key=_age, reverse=self._newest_first))
+            self._laid.extend(sorted(self._newest.values(), key=age_of, reverse=self._newest_first))
             self._newest = {}
         while not self.is_over and not self.wants():
             obj = self._laid.popleft() if self._laid else self._first()
@@ -116,7 +116,7 @@ class Merge:
                 f"the newest of each key: more than {KEYS_MOST:,} keys in several archives",
                 hint="Ask for a part of the objects, by a predicate or a time",
             )
-        if known is None or _age(obj) > _age(known):
+        if known is None or age_of(obj) > age_of(known):
             self._newest[key] = obj
             self.held += _size(obj) - (_size(known) if known is not None else 0)
 
@@ -161,7 +161,8 @@ def key_of(request: QueryRequest) -> KeyOf | None:
     return key
 
 
-def _age(obj: InfoObject) -> tuple[float, int]:
+def age_of(obj: InfoObject) -> tuple[float, int]:
+    """Place of an object in the order of results."""
     return obj.platform.published, obj.platform.sequence
 
 

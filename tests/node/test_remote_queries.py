@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -24,6 +26,12 @@ from .test_infosphere import ALPHA, BRAVO, obj
 
 NUMBER = b"q" * 16
 KEY = SigningKey(b"k" * 32, b"a" * 32, (b"c",), b"s", b"t")
+
+
+def published(at: int) -> InfoObject:
+    """An object of that number and time."""
+    found = obj("u", at)
+    return msgspec.structs.replace(found, platform=msgspec.structs.replace(found.platform, published=float(at)))
 
 
 class Endless:
@@ -154,7 +162,7 @@ def test_a_node_that_is_started_anew_while_it_answers_answers_anew(queries: Netw
 
     def came(epoch: int, at: int) -> None:
         data = b"".join(packed(obj("u", at)).in_memory().parts)
-        queries.came(ALPHA, epoch, ResultBody(VERSION, number, data))
+        queries.came(ALPHA, epoch, ResultBody(VERSION, number, data, count=at))
 
     came(1, 1)
     came(1, 2)
@@ -166,6 +174,47 @@ def test_a_node_that_is_started_anew_while_it_answers_answers_anew(queries: Netw
     # Expect all of them, and each once
     assert [each.object_id for each in answers] == ["u-1", "u-2", "u-3"]
     assert not answers.lacks
+
+
+@pytest.mark.parametrize("order", ["oldest", "newest"])
+def test_answers_of_several_nodes_come_by_time_of_publication_however_they_arrive(
+    queries: NetworkQueries, said: Said, order: Literal["oldest", "newest"]
+) -> None:
+    # Given a query of two nodes with three objects each, of which they have one in common
+    answers = queries.ask(QueryRequest(timeout=5.0, order=order), frozenset((ALPHA, BRAVO)))
+    number = said.bodies[0].id
+    shares = {ALPHA: [1, 3, 4], BRAVO: [2, 4, 5]}
+    # When these come in any order, the ends before some, one twice
+    coming = [
+        (node, ResultBody(VERSION, number, b"".join(packed(published(at)).in_memory().parts), count=place))
+        for node, share in shares.items()
+        for place, at in enumerate(sorted(share, reverse=order == "newest"), 1)
+    ]
+    coming += [(node, ResultBody(VERSION, number, is_last=True, count=3)) for node in shares]
+    coming.append(coming[0])
+    for node, body in random.Random(7).sample(coming, len(coming)):
+        queries.came(node, 1, body)
+    # Expect them in their order, each once
+    assert [obj.object_id for obj in answers] == [f"u-{at}" for at in sorted(range(1, 6), reverse=order == "newest")]
+    assert not answers.lacks
+
+
+def test_a_node_that_says_nothing_holds_others_back_no_longer_than_the_query(
+    queries: NetworkQueries, said: Said
+) -> None:
+    # Given a query of two nodes, of which one says nothing, and the other one's second result is lost
+    asked = time.monotonic()
+    answers = queries.ask(QueryRequest(timeout=2.0), frozenset((ALPHA, BRAVO)))
+    for at in (1, 3):
+        data = b"".join(packed(published(at)).in_memory().parts)
+        queries.came(ALPHA, 1, ResultBody(VERSION, said.bodies[0].id, data, count=at))
+    # Expect what has come while somebody waits for it, and at the end the rest, and who is missing
+    coming = iter(answers)
+    assert next(coming).object_id == "u-1"
+    assert time.monotonic() < asked + 2.0
+    assert "1 nodes may have come late" in answers.lacks
+    assert [obj.object_id for obj in coming] == ["u-3"]
+    assert "2 nodes have not answered in time" in answers.lacks
 
 
 def test_who_asks_a_node_that_leaves_is_not_answered(queries: NetworkQueries, said: Said) -> None:
@@ -186,7 +235,7 @@ def test_answers_that_nobody_reads_are_bounded_in_bytes_and_what_lacks_is_told(
     # When more comes than there is room for
     for at in range(1, 6):
         data = b"".join(packed(obj("u", at, bytes(1 << 19))).in_memory().parts)
-        queries.came(ALPHA, 1, ResultBody(VERSION, number, data))
+        queries.came(ALPHA, 1, ResultBody(VERSION, number, data, count=at))
     queries.came(ALPHA, 1, ResultBody(VERSION, number, is_last=True, count=5))
     # Expect what there was room for, and to be told that something lacks
     assert [each.object_id for each in answers] == ["u-1", "u-2", "u-3"]
