@@ -36,7 +36,7 @@ log = logging.getLogger("jbi_pubsub.network")
 CONNECTIONS_MOST: Final = 64
 SENDING_MOST: Final = 1 << 20
 """Bytes that wait for a connection, where nobody says otherwise."""
-READ_MOST: Final = 64 << 10
+READ_MOST: Final = 1 << 18
 """Bytes that are read at once from a connection."""
 HELLO_SECONDS: Final = 10.0
 """Until a connection is there and has said hello."""
