@@ -331,7 +331,9 @@ class Catalogue:
 
 
 def _expire(base: sqlite3.Connection, lost: Sequence[Lost]) -> int:
-    """Write losses down; the last position of them."""
+    """Write losses down; the last position of them, 0 for none."""
+    if not lost:
+        return 0
     base.executemany("INSERT INTO expired VALUES (?, ?, ?, ?, ?, ?)", map(msgspec.structs.astuple, lost))
     (count,) = base.execute("SELECT count(*) FROM expired").fetchone()
     if count > MAX_EXPIRED:
@@ -343,7 +345,7 @@ def _expire(base: sqlite3.Connection, lost: Sequence[Lost]) -> int:
         ).fetchall()
         base.execute("DELETE FROM expired WHERE last <= ?", (middle,))
         base.executemany("INSERT INTO expired VALUES (?, ?, ?, ?, ?, ?)", merged)
-    return max((each.last for each in lost), default=0)
+    return max(each.last for each in lost)
 
 
 def _opened(

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from secrets import token_bytes
 from typing import Final
 
@@ -26,7 +26,7 @@ from jbi_pubsub.core.info_object import InfoObject, Parcel, packed
 from jbi_pubsub.core.signing import SigningKey, signed_uid
 from jbi_pubsub.network.datagram import DatagramKind, DatagramMode
 from jbi_pubsub.network.message import NodeMessage
-from jbi_pubsub.protocol.merging import age_of
+from jbi_pubsub.protocol.merging import Merge
 from jbi_pubsub.protocol.remote import KEYS_MOST, RemoteArchive, with_keys
 from jbi_pubsub.protocol.requests import QueryRequest
 
@@ -44,7 +44,8 @@ FOUND_MOST: Final = 10_000
 FOUND_BYTES: Final = 256 << 20
 """Their size, as well."""
 PATIENCE: Final = 0.75
-"""Share of a query's time in which results wait for a node that says nothing: so they come before who asks gives up."""
+"""Share of a query's time in which results wait for a node that says nothing. It is given up then, so that they come
+before who asks gives up himself."""
 KEY_SECONDS: Final = 2.0
 """For what a registration signs with, behind its first object."""
 ROOM_SECONDS: Final = 30.0
@@ -56,7 +57,8 @@ class _NodeAnswer:
 
     def __init__(self) -> None:
         self._epoch = -1
-        self._due = 1
+        self.due = 1
+        """Number of the next one that is taken."""
         self._count: int | None = None
         """Number of its results; None: it has not said."""
         self._results: dict[int, InfoObject] = {}
@@ -69,12 +71,12 @@ class _NodeAnswer:
     def begins(self, epoch: int) -> bool:
         """Whether what comes is of its latest start: each answers anew."""
         if epoch > self._epoch:
-            self._epoch, self._due, self._count, self._results, self.size = epoch, 1, None, {}, 0
+            self._epoch, self.due, self._count, self._results, self.size = epoch, 1, None, {}, 0
         return epoch == self._epoch
 
     def add(self, number: int, obj: InfoObject) -> None:
         """Note a result."""
-        if number >= self._due and number not in self._results:
+        if number >= self.due and number not in self._results:
             self._results[number] = obj
             self.size += _size(obj)
 
@@ -84,13 +86,13 @@ class _NodeAnswer:
 
     def give_up(self) -> None:
         """Take what has come for all of it."""
-        self._results = dict(enumerate((obj for _, obj in sorted(self._results.items())), self._due))
-        self._count = self._due + len(self._results) - 1
+        self._results = dict(enumerate((obj for _, obj in sorted(self._results.items())), self.due))
+        self._count = self.due + len(self._results) - 1
 
     @property
     def is_whole(self) -> bool:
         """Whether all has come."""
-        return self._count is not None and self._due + len(self._results) > self._count
+        return self._count is not None and self.due + len(self._results) > self._count
 
     @property
     def is_over(self) -> bool:
@@ -100,19 +102,18 @@ class _NodeAnswer:
     @property
     def head(self) -> InfoObject | None:
         """Its next object, if that has come."""
-        return self._results.get(self._due)
+        return self._results.get(self.due)
 
     def pop(self) -> InfoObject:
         """Take its next object."""
-        obj = self._results.pop(self._due)
-        self._due += 1
+        obj = self._results.pop(self.due)
+        self.due += 1
         self.size -= _size(obj)
         return obj
 
 
 class NetworkAnswers:
-    """Answers of other nodes to a query (see protocol.remote.RemoteAnswers), by time of publication: nothing comes
-    before each node has said what it has next, or that it has no more, but for the last part of the query's time."""
+    """Answers of other nodes to a query (see protocol.remote.RemoteAnswers), by time of publication."""
 
     def __init__(
         self, nodes: frozenset[bytes], seconds: float, closed: Callable[[], None], *, newest_first: bool = False
@@ -121,10 +122,9 @@ class NetworkAnswers:
         self._changed = threading.Condition()
         self._nodes = {each: _NodeAnswer() for each in nodes}
         self._until = time.monotonic() + seconds
-        self._in_order_until = self._until - (1 - PATIENCE) * seconds
+        self._held_until = self._until - (1 - PATIENCE) * seconds
         self._closed = closed
-        self._choose = max if newest_first else min
-        self._ids: set[str] = set()
+        self._merge = Merge(len(nodes), newest_first=newest_first, may_repeat=True)
         self._is_cancelled = False
         self._keys: Cache[str, SigningKey] = Cache(KEYS_MOST)
         self._lacks: dict[str, None] = {}
@@ -138,7 +138,7 @@ class NetworkAnswers:
                 return
             if body.signing is not None:
                 self._keys[signed_uid(body.signing.anchor, body.signing.key)] = body.signing
-            if obj is not None and self._has_room(obj):
+            if obj is not None and (body.count == node.due or self._has_room(obj)):
                 node.add(body.count, obj)
             elif obj is not None:
                 node.give_up()
@@ -151,7 +151,7 @@ class NetworkAnswers:
 
     def _has_room(self, obj: InfoObject) -> bool:
         count, size = (sum(map(of, self._nodes.values())) for of in (len, attrgetter("size")))
-        return count < FOUND_MOST and (size + _size(obj) <= FOUND_BYTES or not count)
+        return count < FOUND_MOST and size + _size(obj) <= FOUND_BYTES
 
     def left(self, alive: frozenset[bytes]) -> None:
         """Those that are not there any more are not waited for."""
@@ -176,24 +176,26 @@ class NetworkAnswers:
 
     def _next(self) -> InfoObject | None:
         with self._changed:
-            while not self._is_cancelled:
-                heads = [(age_of(node.head), node) for node in self._nodes.values() if node.head is not None]
-                silent = [node for node in self._nodes.values() if node.head is None and not node.is_over]
-                until = self._in_order_until if heads else self._until
-                if silent and self._changed.wait(max(0.0, until - time.monotonic())):
-                    continue
-                if not heads and not silent:
-                    break
-                if not heads:
+            while not (self._is_cancelled or self._merge.is_over):
+                silent = self._offer()
+                until = self._held_until if self._merge.holds_some else self._until
+                if silent and not self._changed.wait(max(0.0, until - time.monotonic())):
                     self._give_up(silent, "have not answered in time")
-                    continue
-                if silent:
-                    self._lacks[f"results of {len(silent)} nodes may have come late, and not in order"] = None
-                obj = self._choose(heads, key=itemgetter(0))[1].pop()
-                if obj.object_id not in self._ids:
-                    self._ids.add(obj.object_id)
+                elif not silent and (obj := self._merge.next()) is not None:
                     return obj
         return None
+
+    def _offer(self) -> list[_NodeAnswer]:
+        """Under the lock: let it be known what nodes have next that are waited for; those that have not said it."""
+        nodes, silent = list(self._nodes.values()), []
+        for part in self._merge.wants():
+            if nodes[part].head is not None:
+                self._merge.offer(part, nodes[part].pop())
+            elif nodes[part].is_over:
+                self._merge.end(part)
+            else:
+                silent.append(nodes[part])
+        return silent
 
     @property
     def lacks(self) -> str:

@@ -38,9 +38,12 @@ KeyOf = Callable[[InfoObject], str]
 class Merge:
     """Results of `parts` archives, merged. Not safe for several threads."""
 
-    def __init__(self, parts: int, *, newest_first: bool = False, limit: int = 0, key: KeyOf | None = None) -> None:
+    def __init__(
+        self, parts: int, *, newest_first: bool = False, limit: int = 0, key: KeyOf | None = None,
+        may_repeat: bool = False,
+    ) -> None:  # fmt: skip
         """`limit` 0 for none; `key` of an object, of each of which the newest alone is wanted: "" for what has none.
-        Without, where one archive has done it."""
+        Without, where one archive has done it. `may_repeat`: also a single archive may give an object twice."""
         self._heads: list[InfoObject | None] = [None] * parts
         self._ended = [False] * parts
         self._newest_first = newest_first
@@ -51,7 +54,7 @@ class Merge:
         """Bytes of these."""
         self._laid: deque[InfoObject] = deque()
         """The newest of each key in their order, when all archives have told theirs."""
-        self._ids: Cache[str, None] | None = Cache(IDS_REMEMBERED) if parts > 1 else None
+        self._ids: Cache[str, None] | None = Cache(IDS_REMEMBERED) if parts > 1 or may_repeat else None
         self.given = 0
 
     def wants(self) -> list[int]:
@@ -72,7 +75,7 @@ class Merge:
     def next(self) -> InfoObject | None:
         """The next object, when no archive is wanted. None: `is_over`, or an archive is wanted again."""
         if self._newest and all(self._ended):
-            self._laid.extend(sorted(self._newest.values(), key=age_of, reverse=self._newest_first))
+            self._laid.extend(sorted(self._newest.values(), key=_age, reverse=self._newest_first))
             self._newest = {}
         while not self.is_over and not self.wants():
             obj = self._laid.popleft() if self._laid else self._first()
@@ -91,7 +94,12 @@ class Merge:
         """Whether nothing comes any more."""
         if self.is_full:
             return True
-        return all(self._ended) and not (self._newest or self._laid or any(head is not None for head in self._heads))
+        return all(self._ended) and not (self._newest or self._laid or self.holds_some)
+
+    @property
+    def holds_some(self) -> bool:
+        """Whether an archive has said what it has next."""
+        return any(head is not None for head in self._heads)
 
     def _first(self) -> InfoObject:
         """The head that is next; its archive is wanted from now on."""
@@ -116,7 +124,7 @@ class Merge:
                 f"the newest of each key: more than {KEYS_MOST:,} keys in several archives",
                 hint="Ask for a part of the objects, by a predicate or a time",
             )
-        if known is None or age_of(obj) > age_of(known):
+        if known is None or _age(obj) > _age(known):
             self._newest[key] = obj
             self.held += _size(obj) - (_size(known) if known is not None else 0)
 
@@ -161,8 +169,7 @@ def key_of(request: QueryRequest) -> KeyOf | None:
     return key
 
 
-def age_of(obj: InfoObject) -> tuple[float, int]:
-    """Place of an object in the order of results."""
+def _age(obj: InfoObject) -> tuple[float, int]:
     return obj.platform.published, obj.platform.sequence
 
 

@@ -2,9 +2,9 @@
 
 Theory of operation: each archive's results come to a part of their own, as objects come to a subscription, as many as
 credits allow. Whoever takes the next result has the parts say what they have next, and gets the first of these
-(merging.py). An archive that fails, or has not told all when the time of the query is over, is named in `partial`, and
-what the others have comes. A part is asked of an address: whoever has that now answers, and says which archive it has;
-the parts together say what is missing (coverage.py).
+(protocol/merging.py). An archive that fails, or has not told all when the time of the query is over, is named in
+`partial`, and what the others have comes. A part is asked of an address: whoever has that now answers, and says which
+archive it has; the parts together say what is missing (coverage.py).
 """
 
 from __future__ import annotations

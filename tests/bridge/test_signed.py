@@ -41,6 +41,18 @@ class Signed:
             tls = msgspec.structs.replace(server, verify=verify)
             side.pad(*delegate, config=msgspec.structs.replace(side.config, tls=tls))
 
+    def bridge(self) -> Direction:
+        """The direction from the first to the second of a bridge that is there from now on."""
+        sides = [
+            JbiPlatform(name, self.config(number, "bridge.example"), delegate, "b1")
+            for number, (name, delegate) in enumerate((("alpha", ALPHA), ("bravo", BRAVO)))
+        ]
+        way = Direction(sides[0], sides[1], Transformation(("*",), (), ()), bridge="b1", terms=DirectionTerms(poll=0.2))
+        mirror = Mirror((sides[0], sides[1]), (way,))
+        self.stack.callback(mirror.close)
+        mirror.start()
+        return way
+
     def config(self, side: int, name: str, **tls: Any) -> Config:
         section = msgspec.structs.replace(self.authority.issue(name, number=1), **tls)
         return msgspec.structs.replace(self.sides[side].config, tls=section)
@@ -55,14 +67,7 @@ def signed(tmp_path: Path) -> Iterator[Signed]:
 @pytest.mark.processes
 def test_a_signature_holds_over_a_bridge(signed: Signed, figures: Any, eventually: Any) -> None:
     # Given a bridge, and a subscriber on the other side that takes signed objects alone
-    sides = [
-        JbiPlatform(name, signed.config(number, "bridge.example"), delegate, "b1")
-        for number, (name, delegate) in enumerate((("alpha", ALPHA), ("bravo", BRAVO)))
-    ]
-    way = Direction(sides[0], sides[1], Transformation(("*",), (), ()), bridge="b1", terms=DirectionTerms(poll=0.2))
-    mirror = Mirror((sides[0], sides[1]), (way,))
-    signed.stack.callback(mirror.close)
-    mirror.start()
+    way = signed.bridge()
     eventually(lambda: way.status()["listening"])
     config = signed.config(1, "subscriber.example", verify="require")
     subscriber = signed.stack.enter_context(SideSubscriber(config))
@@ -91,14 +96,7 @@ def test_a_signature_holds_in_what_a_query_brings_over_a_bridge(
         registration = publisher.register_publisher(at, figures.schema, figures.figure_1, persist=True)
         object_id = publisher.publish(registration, figures.figure_1, b"kept")
         publisher.flush()
-    sides = [
-        JbiPlatform(name, signed.config(number, "bridge.example"), delegate, "b1")
-        for number, (name, delegate) in enumerate((("alpha", ALPHA), ("bravo", BRAVO)))
-    ]
-    way = Direction(sides[0], sides[1], Transformation(("*",), (), ()), bridge="b1", terms=DirectionTerms(poll=0.2))
-    mirror = Mirror((sides[0], sides[1]), (way,))
-    signed.stack.callback(mirror.close)
-    mirror.start()
+    signed.bridge()
     # When somebody on the other side asks who takes signed objects alone
     asker = signed.stack.enter_context(SideSubscriber(signed.config(1, "subscriber.example", verify="require")))
 

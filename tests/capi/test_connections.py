@@ -409,10 +409,10 @@ def test_a_connection_that_ends_while_the_node_is_away_waits_once_for_all_its_se
         connection.disconnect()
 
 
-def test_a_connection_that_ends_tells_what_the_node_refuses_until_then(
-    connection: Any, node: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Given an archive without room, of which nobody has heard
+@pytest.fixture
+def without_room(connection: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A sequence for an archive that has no room."""
+
     def room(_archive: Archive, _size: int) -> float:
         raise StorageError("the archive has no room")
 
@@ -420,8 +420,13 @@ def test_a_connection_that_ends_tells_what_the_node_refuses_until_then(
     sequence = connection.createPublisherSequence("t", "1.0")
     sequence.setPersistenceAttribute(True)
     sequence.activateSequence()
+    return sequence
+
+
+def test_a_connection_that_ends_tells_what_the_node_refuses_until_then(connection: Any, without_room: Any) -> None:
+    # Given an archive without room, of which nobody has heard
     # When a connection ends after an object that is refused; Expect that to be told
-    sequence.publishInfoObject(connection.createInfoObject("t", "1.0", b"", "<a/>"))
+    without_room.publishInfoObject(connection.createInfoObject("t", "1.0", b"", "<a/>"))
     with pytest.raises(PlatformFailureException, match="has no room"):
         connection.disconnect()
 
@@ -446,16 +451,10 @@ def test_a_durable_sequence_that_the_node_keeps_is_told(node: Any) -> None:
 
 @pytest.mark.row("G-198")
 def test_who_publishes_for_an_archive_that_is_full_is_told(
-    connection: Any, monkeypatch: pytest.MonkeyPatch, eventually: Any
+    connection: Any, without_room: Any, monkeypatch: pytest.MonkeyPatch, eventually: Any
 ) -> None:
     # Given a node whose archive has no room
-    def room(_archive: Archive, _size: int) -> float:
-        raise StorageError("the archive has no room")
-
-    monkeypatch.setattr(Archive, "room", room)
-    sequence = connection.createPublisherSequence("t", "1.0")
-    sequence.setPersistenceAttribute(True)
-    sequence.activateSequence()
+    sequence = without_room
     io = connection.createInfoObject("t", "1.0", b"", "<a/>")
     # When something is published, Expect that to be told by one of the next calls
     sequence.publishInfoObject(io)
