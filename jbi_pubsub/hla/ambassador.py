@@ -225,8 +225,9 @@ class RTIAmbassador(FederateServices, SupportServices):
         if granted is None or type(time) is not float or not granted <= time:
             self._ask(service, time)
             return
-        self._send(service, time)  # an answer would be one more time that it is woken
-        self._joined().flush()
+        link = self._joined()
+        link.send(service, (time,))  # an answer would be one more time that it is woken
+        link.flush()
 
     def _joined(self) -> FederateLink:
         if self._link is None:
