@@ -64,7 +64,9 @@ class NodeSection(Section, frozen=True):
     reorder_seconds: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.005
     """Seconds by which datagrams may be reordered on its networks; missing ones are requested after that."""
     cache_bytes: Limit = 256 << 20
-    """Bytes of messages that are kept for nodes that miss them."""
+    """Bytes of messages that are kept in memory for nodes that miss them."""
+    cache_disk: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Bytes of messages that are kept in `folder` when `cache_bytes` is full; 0: none."""
     durable_cache: Limit = 10_000
     """Messages that are valid until they are replaced, of all nodes: registrations, schemas, durable objects."""
     processed_hashes: Limit = 1_000_000

@@ -1,4 +1,4 @@
-"""Blocks that a node can give: those that it has said, and those that it has got. Pure.
+"""Blocks in memory, to be given again. Pure.
 
 Bounded by bytes; the oldest go first, and what has expired goes before. Whoever gives a block up says so to its log.
 """
@@ -10,8 +10,6 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from jbi_pubsub.network.datagram import Datagram, DatagramMode, Extension
-from jbi_pubsub.network.durables import DurableBlocks
 from jbi_pubsub.network.log import LogId
 
 OVERHEAD: Final = 300
@@ -49,7 +47,7 @@ class BlockCache:
         blocks = self._blocks.get(log_id.origin)
         return blocks.get((log_id, serial)) if blocks is not None else None
 
-    def put(self, log_id: LogId, serial: int, block: HeldBlock) -> Iterator[tuple[LogId, int]]:
+    def put(self, log_id: LogId, serial: int, block: HeldBlock) -> Iterator[tuple[LogId, int, HeldBlock]]:
         """Keep one more; those that are given up for it."""
         self.remove(log_id, serial)
         self._blocks.setdefault(log_id.origin, OrderedDict())[log_id, serial] = block
@@ -62,9 +60,9 @@ class BlockCache:
             heapq.heapify(self._expiring)
         while self.size > self._most:
             largest = max(self._sizes, key=self._sizes.__getitem__)
-            gone, number = next(iter(self._blocks[largest]))
+            (gone, number), oldest = next(iter(self._blocks[largest].items()))
             self.remove(gone, number)
-            yield gone, number
+            yield gone, number, oldest
 
     def expire(self, now: float) -> Iterator[tuple[LogId, int]]:
         """Those that are over by now."""
@@ -88,50 +86,3 @@ class BlockCache:
         self._sizes[origin] = self._sizes.get(origin, 0) + size
         if not self._sizes[origin]:
             del self._sizes[origin], self._blocks[origin]
-
-
-class HeldBlocks:
-    """All blocks that a node can give. Durable messages have a place of their own: nothing else pushes them out."""
-
-    def __init__(self, most: int, durable_most: int, durables: int) -> None:
-        """`most`, `durable_most`: bytes; `durables`: durable messages."""
-        self._caches = (BlockCache(most), BlockCache(durable_most))
-        self.durables = DurableBlocks(durables)
-
-    def __len__(self) -> int:
-        return sum(map(len, self._caches))
-
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        return sum(each.size for each in self._caches)
-
-    def get(self, log_id: LogId, serial: int) -> HeldBlock | None:
-        """A block, or None."""
-        return self._caches[0].get(log_id, serial) or self._caches[1].get(log_id, serial)
-
-    def keep(
-        self, log_id: LogId, datagram: Datagram, data: bytes, expires: float
-    ) -> tuple[bool, list[tuple[LogId, int]]]:
-        """Keep a block, unless there is a newer update of its message; whether it is kept. And those that are given up
-        for it."""
-        assert datagram.footer is not None
-        serial = datagram.footer.serial
-        is_newest, given_up = self.durables.replace(log_id, datagram)
-        for each in given_up:
-            self.remove(*each)
-        if is_newest:
-            level = datagram.extension(Extension.LEVEL)
-            block = HeldBlock(data, expires, level[0] if level else 0)
-            given_up += self._caches[datagram.mode == DatagramMode.DURABLE].put(log_id, serial, block)
-        return is_newest, given_up
-
-    def expire(self, now: float) -> Iterator[tuple[LogId, int]]:
-        """Those that are over by now."""
-        for each in self._caches:
-            yield from each.expire(now)
-
-    def remove(self, log_id: LogId, serial: int) -> None:
-        """Give one up."""
-        for each in self._caches:
-            each.remove(log_id, serial)

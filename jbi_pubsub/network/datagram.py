@@ -79,6 +79,17 @@ class DatagramMode(IntEnum):
     DURABLE = 2
 
 
+class Holders(IntEnum):
+    """Nodes that hold a reliable message to send it again."""
+
+    ALL = 0
+    """Each that gets it, until it expires."""
+    ORIGIN = 1
+    """Its origin alone, and relays."""
+    UNTIL_SEEN = 2
+    """The same; its origin until all nodes that are heard have seen it."""
+
+
 _KINDS: Final = {int(each): each for each in DatagramKind}
 _MODES: Final = tuple(DatagramMode)
 COMPRESSED: Final = 4
@@ -120,6 +131,8 @@ class Extension(IntEnum):
     """Name of the compression."""
     TOGETHER = 4
     """The body is those of several messages, each behind its length in four bytes."""
+    HOLDERS = 5
+    """The nodes that hold it, of one byte: Holders."""
 
 
 class Datagram(NamedTuple):

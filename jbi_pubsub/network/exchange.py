@@ -24,10 +24,11 @@ from jbi_pubsub.network.bodies import (
     encoded_announcement,
     encoded_request,
 )
-from jbi_pubsub.network.cache import HeldBlocks
-from jbi_pubsub.network.datagram import Datagram, DatagramKind, DatagramMode, passed_on, read
+from jbi_pubsub.network.datagram import Datagram, DatagramKind, DatagramMode, Extension, passed_on, read
+from jbi_pubsub.network.disk import DiskBlocks
 from jbi_pubsub.network.durables import DURABLE_CACHE
 from jbi_pubsub.network.flow import BlockRepair, OutgoingBlock, SeenWindow, Turn
+from jbi_pubsub.network.holding import HeldBlocks
 from jbi_pubsub.network.log import SERIAL_MOST, LogBook, LogId
 from jbi_pubsub.network.message import Assembler, MessageForm, NodeMessage, blocks, one_by_one
 from jbi_pubsub.network.own import OwnLogs
@@ -62,6 +63,8 @@ class ExchangeSettings(msgspec.Struct, frozen=True):
     announce_seconds: float = ANNOUNCE_SECONDS
     node_timeout: float = NODE_TIMEOUT
     cache_bytes: int = CACHE_BYTES
+    disk: DiskBlocks | None = None
+    """Where blocks go that have no room in these bytes."""
     durable_cache: int = DURABLE_CACHE
     processed_hashes: int = PROCESSED_HASHES
     ack_ranges: int = ACK_RANGES
@@ -93,7 +96,9 @@ class Exchange:
         self._uniform = uniform
         self.peers = Peers(me, settings.node_timeout)
         self.logs = LogBook(me, epoch, self.peers, is_relay=networks > 1)
-        self.held = HeldBlocks(settings.cache_bytes, DURABLE_BYTES, settings.durable_cache)
+        self.held = HeldBlocks(
+            (settings.cache_bytes, DURABLE_BYTES), settings.durable_cache, self._gave_up, settings.disk
+        )
         self.assembler = Assembler(processed=settings.processed_hashes)
         self.sides = [
             NetworkSide(
@@ -175,9 +180,10 @@ class Exchange:
             return False
         log.came_at = at if log.came_at < 0 else log.came_at
         log.is_far = datagram.hops >= datagram.max_hops
-        is_newest, given_up = self.held.keep(log_id, datagram, data, now + footer.expiration / 1000)
-        self._give_up(given_up)
-        if not is_newest:
+        if len(self.sides) == 1 and datagram.extension(Extension.HOLDERS):
+            log.held.remove_range(serial, serial)
+            return is_new
+        if not self.held.keep(log_id, datagram, data, now + footer.expiration / 1000):
             log.end(serial, serial)
             return False
         log.held.add(serial)
@@ -249,6 +255,7 @@ class Exchange:
                         each.log_id, each.ranges, now, floor=each.floor * is_own, is_own=is_own
                     )
         self._own.note_seen(origin, announcement.settled.get(self.me[:4], 0), now)
+        self.held.give_up(self._own.seen_by_all(self.peers))
 
     def _pass_on(self, at: int, message: NodeMessage, now: float) -> None:
         """A message is complete for the first time: it goes on, unless it is heard there meanwhile."""
@@ -287,7 +294,8 @@ class Exchange:
             return side.numbered(turn, now)
         if isinstance(turn, OutgoingBlock):
             if turn.log_id is not None and not turn.serial and turn.expires > now:
-                self._number_serial(turn, turn.log_id)
+                self._own.number(turn, turn.log_id)
+                self.held.keep(turn.log_id, turn.datagram, turn.packed, turn.expires)
             if not self._own.lives(turn, now):
                 return None
             if turn.log_id is None:
@@ -300,23 +308,16 @@ class Exchange:
         is_logged = footer is not None and LogId(passed.origin, footer.epoch, footer.stream) in self.logs
         return side.numbered(passed, now, expires=expires, is_logged=is_logged, is_relayed=self._relay.has_next(at))
 
-    def _number_serial(self, out: OutgoingBlock, log_id: LogId) -> None:
-        self._own.number(out, log_id)
-        is_newest, given_up = self.held.keep(log_id, out.datagram, out.packed, out.expires)
-        if is_newest:
-            self.logs.open(log_id).held.add(out.serial)
-        self._give_up(given_up)
-
     def due(self) -> float:
         """When `tick` has something to do."""
         return min(self._relay.due(), *(min(each.recovery.due(), each.announce_at) for each in self.sides))
 
     def tick(self, now: float) -> None:
         """Do what is due: requests, answers in the place of others, announcements, what has expired or left."""
-        self._give_up(self.held.expire(now))
+        self.held.expire(now)
         gone = self.peers.age(now)
         for origin in gone:
-            self._window.forget(origin)
+            self._own.note_left(origin)
         if gone:
             self.logs.mark_gone(now, self.peers.epoch)
         self._relay.tick(now)
@@ -347,6 +348,7 @@ class Exchange:
         """Now and then: forget what is over, and say again what is to live on."""
         self.assembler.expire(now)
         self._window.judge(now)
+        self.held.give_up(self._own.seen_by_all(self.peers))
         self.logs.mark_gone(now, self.peers.epoch)
         idle = self.logs.forget_idle(now - self._settings.node_timeout, self.peers)
         self._own.forget(idle)
@@ -364,13 +366,12 @@ class Exchange:
         message = NodeMessage(kind, mode, body, self.me, expiration=life)
         side.queues.control(blocks(message, self._settings.form._replace(block=60_000)))
 
-    def _give_up(self, given_up: Iterable[tuple[LogId, int]]) -> None:
-        """These are not held any more."""
-        for log_id, serial in given_up:
-            for side in self.sides:
-                side.recovery.give_up(log_id, serial)
-            log = self.logs.get(log_id)
-            if log is not None:
-                log.held.remove_range(serial, serial)
-                if log_id[:2] == (self.me, self.epoch):
-                    log.raise_floor(next(iter(log.held), (log.seen.top + 1, 0))[0])
+    def _gave_up(self, log_id: LogId, serial: int) -> None:
+        """A block is not held any more."""
+        for side in self.sides:
+            side.recovery.give_up(log_id, serial)
+        log = self.logs.get(log_id)
+        if log is not None:
+            log.held.remove_range(serial, serial)
+            if log_id[:2] == (self.me, self.epoch):
+                log.raise_floor(next(iter(log.held), (log.seen.top + 1, 0))[0])

@@ -21,7 +21,16 @@ from math import inf
 from typing import Any, Final, NamedTuple
 
 from jbi_pubsub.core.errors import OversizeError, ProtocolError
-from jbi_pubsub.network.datagram import Datagram, DatagramKind, DatagramMode, Extension, Footer, cut, hash_of
+from jbi_pubsub.network.datagram import (
+    Datagram,
+    DatagramKind,
+    DatagramMode,
+    Extension,
+    Footer,
+    Holders,
+    cut,
+    hash_of,
+)
 
 MESSAGE_MOST: Final = 1 << 30
 """Bytes of a message's body."""
@@ -68,6 +77,8 @@ class NodeMessage(NamedTuple):
     """Serial of its first block in its origin's log, as it came; 0 of an unreliable one."""
     is_several: bool = False
     """Whether its body is those of several."""
+    holders: Holders = Holders.ALL
+    """The nodes that are to hold it, of one of ours."""
 
     def goes_with(self, other: NodeMessage) -> bool:
         """Whether it differs from another one in its body alone, and both are publications for all, sent reliably."""
@@ -132,6 +143,8 @@ def blocks(message: NodeMessage, form: MessageForm) -> list[Datagram]:
         extensions.append((Extension.TO, message.to))
     if message.is_several:
         extensions.append((Extension.TOGETHER, b""))
+    if message.holders:
+        extensions.append((Extension.HOLDERS, bytes((message.holders,))))
     if message.level:
         extensions.append((Extension.LEVEL, bytes((message.level,))))
     footer = None

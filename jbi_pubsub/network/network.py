@@ -150,16 +150,20 @@ class Network:
         peers = {origin.hex(): each.name for origin, each in self.peers().items()}
         with self._lock:
             sides = [each.status() for each in self._exchange.sides]
-            cached, has_twin = self._exchange.held.size, self._exchange.peers.has_twin
+            held, has_twin = self._exchange.held, self._exchange.peers.has_twin
+            cached, on_disk, failed = held.size, held.disk_size, held.failed
             faults = dict(self._faults)
             if given_up := self._exchange.assembler.given_up:
                 faults["no room for parts of messages"] = given_up
+            if failed:
+                faults["blocks that the disk did not take or give"] = failed
         links = [
             {**link.status(), **counts.status(), **side, "rate": bucket.rate}
             for link, counts, bucket, side in zip(self._links, self._counts, self._buckets, sides, strict=True)
         ]
         return {
-            "peers": peers, "links": links, "faults": faults, "cached_bytes": cached, "twin": has_twin,
+            "peers": peers, "links": links, "faults": faults, "cached_bytes": cached, "disk_bytes": on_disk,
+            "twin": has_twin,
         }  # fmt: skip
 
     def stop(self, drain: float = 0.0) -> None:
@@ -175,6 +179,8 @@ class Network:
         for link in self._links:
             link.close()
         self._waiter.close()
+        with self._lock:
+            self._exchange.held.close()
 
     def _drain(self, until: float) -> None:
         """Wait until nothing waits to go out any more."""

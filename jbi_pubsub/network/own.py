@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from jbi_pubsub.network.datagram import Datagram, DatagramMode, packed
+from jbi_pubsub.core.intervals import RangeSet
+from jbi_pubsub.network.datagram import Datagram, DatagramMode, Extension, Holders, packed
 from jbi_pubsub.network.durables import OwnDurables
 from jbi_pubsub.network.flow import OutgoingBlock, SeenWindow
 from jbi_pubsub.network.log import LogBook, LogId, stream_to
@@ -28,6 +29,10 @@ class OwnLogs:
         self._serials: dict[LogId, int] = {}
         self._forgotten = 0
         """The greatest serial of all logs to one node that are forgotten: such a log begins behind it."""
+        self._seen: dict[bytes, int] = {}
+        """By node up to where it has seen our log for all, as it said last."""
+        self._until_seen = RangeSet()
+        """Serials of that log that are held until all nodes have seen them."""
         self.waiting: list[NodeMessage] = []
         """Messages that were said last, and that others may go with."""
         self._size = 0
@@ -63,7 +68,7 @@ class OwnLogs:
         return [OutgoingBlock(each, now + life / 1000, log_id) for each in data]
 
     def number(self, out: OutgoingBlock, log_id: LogId) -> None:
-        """A block leaves for the first time: it gets its serial."""
+        """A block leaves for the first time: it gets its serial, and is to be held."""
         assert out.datagram.footer is not None
         out.serial = self._serials[log_id] = self._last(log_id) + 1
         footer = out.datagram.footer._replace(epoch=self._epoch, stream=log_id.stream, serial=out.serial)
@@ -73,8 +78,11 @@ class OwnLogs:
         if not log.seen:
             log.raise_floor(out.serial)
         log.seen.add(out.serial)
+        log.held.add(out.serial)
         if not log_id.stream:
             self._window.note_said(out.serial, len(out.datagram.data))
+            if out.datagram.extension(Extension.HOLDERS) == bytes((Holders.UNTIL_SEEN,)):
+                self._until_seen.add(out.serial)
 
     def lives(self, out: OutgoingBlock, now: float) -> bool:
         """Whether a block is to go yet: it is not over, and no newer update has replaced it."""
@@ -87,6 +95,24 @@ class OwnLogs:
         """Another node has seen all of our log for all up to a serial; 0: it does not say."""
         if serial <= self._last(LogId(self._me, self._epoch)):
             self._window.note_seen(member, serial, now)
+            if serial:
+                self._seen[member] = serial
+
+    def note_left(self, member: bytes) -> None:
+        """Another node has left: nobody waits for it."""
+        self._window.forget(member)
+        self._seen.pop(member, None)
+
+    def seen_by_all(self, peers: Iterable[bytes]) -> Iterator[tuple[LogId, int]]:
+        """Blocks that are held until all nodes that are heard have seen them, and that they have."""
+        if not self._until_seen:
+            return
+        log_id = LogId(self._me, self._epoch)
+        log = self._logs.open(log_id)
+        up_to = min((self._seen.get(each, 0) for each in peers), default=log.seen.top)
+        for low, high in list(self._until_seen.within(log.floor, up_to)):
+            yield from ((log_id, serial) for serial in range(low, high + 1))
+        self._until_seen.remove_range(1, max(up_to, log.floor - 1))
 
     def is_twins(self, datagram: Datagram, number: int) -> bool:
         """Whether a datagram under our id is a twin's: of a later start than ours, or one that we have never sent. (Of

@@ -22,6 +22,7 @@ from jbi_pubsub.core.info_object import InfoObject
 from jbi_pubsub.core.node_sections import CERTIFICATES
 from jbi_pubsub.core.sealing import DatagramSealing
 from jbi_pubsub.network.datagram import HASHES, DatagramKind
+from jbi_pubsub.network.disk import DiskBlocks
 from jbi_pubsub.network.exchange import ExchangeSettings
 from jbi_pubsub.network.links.link import DatagramLink
 from jbi_pubsub.network.links.opening import check_plugin, opened
@@ -96,7 +97,7 @@ class NodeNetworks:
             links = _with_terms(self.links, config, seals)
             self._network = Network(
                 bytes.fromhex(identity.id), identity.epoch, links,
-                self._deliver, _settings(config, name, servers[DELEGATE].endpoints),
+                self._deliver, _settings(config, name, servers[DELEGATE].endpoints, area),
                 peers_changed=self._peers_changed, idle=self.infosphere.idle, streams=self._tunnels.came,
             )  # fmt: skip
             undo.callback(self._network.stop)
@@ -165,6 +166,7 @@ class NodeNetworks:
             nodes=len(peers),
             twin=told["twin"],
             cached_bytes=told["cached_bytes"],
+            disk_bytes=told["disk_bytes"],
             own=side["own"],
             published=side["published"],
             waiting=side["waiting"], lost=sum(way.lost for way in self._mirror.directions),
@@ -238,8 +240,9 @@ def _persistence(
     return made
 
 
-def _settings(config: Config, name: str, addresses: tuple[str, ...]) -> ExchangeSettings:
-    """Raises ConfigurationError for terms by which other nodes would be gone between two of their announcements."""
+def _settings(config: Config, name: str, addresses: tuple[str, ...], area: str) -> ExchangeSettings:
+    """Raises ConfigurationError for terms by which other nodes would be gone between two of their announcements,
+    StorageError."""
     node = config.node
     if node.node_timeout <= node.announce_seconds:
         raise ConfigurationError(
@@ -251,9 +254,12 @@ def _settings(config: Config, name: str, addresses: tuple[str, ...]) -> Exchange
     block = min(each.block for each in config.network.values())
     roles = (ANSWERS,) * node.answer + (STORES,) * (node.volunteer and bool(config.archive.folder))
     form = MessageForm(block, _HASHES[node.hash], node.compression, node.max_hops, together=TOGETHER_BLOCKS * block)
+    file = Path(node.folder) / f"blocks{area and '.' + area}.db"
+    disk = DiskBlocks(file, node.cache_disk) if node.cache_disk else None
     return ExchangeSettings(
         name=name, addresses=addresses, roles=roles, form=form,
         announce_seconds=node.announce_seconds, node_timeout=node.node_timeout, cache_bytes=node.cache_bytes,
+        disk=disk,
         reorder_seconds=node.reorder_seconds, durable_cache=node.durable_cache,
         processed_hashes=node.processed_hashes, ack_ranges=node.ack_ranges,
     )  # fmt: skip

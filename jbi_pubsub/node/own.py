@@ -12,8 +12,9 @@ from typing import Final, NamedTuple
 from jbi_pubsub.core.info_object import InfoObject, packed
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.core.xpath.predicate import compiled_xpath
-from jbi_pubsub.network.datagram import DatagramKind, DatagramMode
+from jbi_pubsub.network.datagram import DatagramKind, DatagramMode, Holders
 from jbi_pubsub.network.message import NodeMessage
+from jbi_pubsub.protocol.sending import SendingMode
 
 from .bodies import VERSION, LeftOutBody, SequenceBody, digest, encoded
 
@@ -27,7 +28,13 @@ HELD_MOST: Final = 1_000
 HELD_BYTES: Final = 1 << 20
 LEFT_OUT_SECONDS: Final = 60.0
 Say = Callable[[NodeMessage, float], None]
-_MODES: Final = {mode.name.lower(): mode for mode in DatagramMode}
+_MODES: Final[dict[SendingMode, tuple[DatagramMode, Holders]]] = {
+    "reliable": (DatagramMode.RELIABLE, Holders.ALL),
+    "unreliable": (DatagramMode.UNRELIABLE, Holders.ALL),
+    "durable": (DatagramMode.DURABLE, Holders.ALL),
+    "sender": (DatagramMode.RELIABLE, Holders.ORIGIN),
+    "connected": (DatagramMode.RELIABLE, Holders.UNTIL_SEEN),
+}
 
 
 class _HeldObject(NamedTuple):
@@ -80,12 +87,13 @@ class OwnSequence:
     def message(self, obj: InfoObject, source: str, life: float, seconds: float, *, is_reliable: bool) -> NodeMessage:
         """An object of the platform `source`. `life`: see above, and `seconds` where that is inf; `is_reliable`:
         somebody demands it."""
-        body, mode = self.body, _MODES[self.body.sending.mode]
+        body, (mode, holders) = self.body, _MODES[self.body.sending.mode]
         mode = DatagramMode.RELIABLE if is_reliable and mode == DatagramMode.UNRELIABLE else mode
         parcel = packed(obj, source).in_memory()
         message = NodeMessage(
             DatagramKind.PUBLICATION, mode, b"".join(parcel.parts),
             expiration=_milliseconds(life if life < math.inf else seconds), level=body.importance or 0,
+            holders=holders,
         )  # fmt: skip
         if self._key is None:
             return message

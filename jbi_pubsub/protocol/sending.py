@@ -17,10 +17,11 @@ from jbi_pubsub.protocol.entries import SendingEntry
 KEY_MOST: Final = 1_024
 """Characters of a key."""
 
-SendingMode = Literal["reliable", "unreliable", "durable"]
-"""Mode in which nodes send objects to each other: "reliable" (what is lost is sent again until it expires),
-"unreliable" (it is not), "durable" (as reliable, and a newer object of the same key takes the place of an older
-one)."""
+SendingMode = Literal["reliable", "unreliable", "durable", "sender", "connected"]
+"""Mode in which nodes send objects to each other: "reliable" (what is lost is sent again until it expires, by whoever
+has it), "unreliable" (it is not), "durable" (as reliable, and a newer object of the same key takes the place of an
+older one), "sender" (as reliable, but only by the node that sent it and by relays, so that no other one holds it),
+"connected" (as "sender", until all nodes that are connected have it: one that comes late does not get it)."""
 
 
 class Sending(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

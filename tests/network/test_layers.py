@@ -21,7 +21,10 @@ from .linked import driven, free_port, new_group
 pytestmark = pytest.mark.row("G-127")
 
 ROOM = Path(jbi_pubsub.network.__file__).parent
-MESSAGES = {"message", "datagram", "log", "missing", "recovery", "cache", "durables", "bodies", "flow", "own"}
+MESSAGES = {"message", "datagram", "log", "missing", "recovery", "cache", "durables", "bodies", "flow", "own"} | {
+    "disk",
+    "holding",
+}
 """Message manager: marshals, cuts, keeps, recovers."""
 CONNECTIONS = {"exchange", "relay", "side", "network", "peers", "announcing", "deliveries"}
 """Network manager: connections, and what goes on from one to others."""

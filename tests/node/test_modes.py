@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,6 +85,61 @@ def test_each_kind_of_message_goes_in_its_mode(
     }
     eventually(lambda: found.keys() >= table.keys(), timeout=20.0, what=lambda: dict(found))
     assert {kind: found[kind] for kind in table} == table
+
+
+PAYLOAD = bytes(4_000)
+
+
+@pytest.mark.row("G-152", "G-153")
+@pytest.mark.parametrize(
+    ("mode", "at_origin", "at_other"), [("reliable", True, True), ("sender", True, False), ("connected", False, False)]
+)
+def test_objects_are_held_by_those_who_are_to_send_them_again(
+    nodes: NodesOnNetworks, figures: Any, eventually: Callable[..., Any], mode: Any, at_origin: bool, at_other: bool
+) -> None:
+    # Given two nodes on a network that loses, and a subscriber at the second
+    nodes.loss = 0.1
+    alpha, bravo = nodes.start("alpha"), nodes.start("bravo")
+    publisher = Publisher(alpha, figures, sending=Sending(mode))
+    with SubscriberAdapter(of(bravo)) as subscriber:
+        subscription = subscriber.register_subscriber(type_name=TYPE)
+        subscriber.wait_matched(subscription, timeout=30.0)
+        # When objects are published at the first, expect all of them there
+        for _ in range(50):
+            publisher.adapter.publish(publisher.registration, figures.figure_1, PAYLOAD)
+        for _ in range(50):
+            assert len(subscriber.receive(subscription, timeout=30.0).payload) == len(PAYLOAD)
+
+    # and that they are held where the mode says
+    def held() -> list[bool]:
+        return [each.networks().cached_bytes > 50 * len(PAYLOAD) for each in (alpha, bravo)]
+
+    eventually(lambda: held() == [at_origin, at_other], timeout=20.0, what=held)
+    publisher.adapter.close()
+
+
+@pytest.mark.row("G-157")
+def test_a_node_with_little_memory_gives_what_is_on_its_disk(
+    nodes: NodesOnNetworks, figures: Any, tmp_path: Path, eventually: Callable[..., Any]
+) -> None:
+    # Given a node that holds more on its disk than in its memory, and one with a subscriber, which hear nobody
+    nodes.cut.update(("alpha", "bravo"))
+    alpha = nodes.start("alpha", cache_bytes=20 * len(PAYLOAD), cache_disk=1_000 * len(PAYLOAD))
+    bravo = nodes.start("bravo")
+    publisher = Publisher(alpha, figures)
+    with SubscriberAdapter(of(bravo)) as subscriber:
+        subscription = subscriber.register_subscriber(type_name=TYPE)
+        for number in range(200):
+            publisher.adapter.publish(publisher.registration, figures.figure_1, b"%04d" % number + PAYLOAD)
+        eventually(lambda: alpha.networks().disk_bytes > 150 * len(PAYLOAD), timeout=20.0)
+        # When they hear each other, expect all objects, in order
+        nodes.cut.clear()
+        came = [bytes(subscriber.receive(subscription, timeout=30.0).payload[:4]) for _ in range(200)]
+        assert came == [b"%04d" % number for number in range(200)]
+    publisher.adapter.close()
+    # When it ends, expect nothing of them on the disk
+    alpha.stop(0.0)
+    assert not list((tmp_path / "alpha").glob("blocks*"))
 
 
 @pytest.mark.row("G-149")

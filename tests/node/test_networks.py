@@ -428,7 +428,7 @@ def test_what_is_published_before_another_node_is_heard_of_comes_to_who_waits_th
         publisher.adapter.close()
 
 
-@pytest.mark.parametrize("mode", ["unreliable", "durable"])
+@pytest.mark.parametrize("mode", ["unreliable", "durable", "sender", "connected"])
 def test_objects_go_in_the_mode_that_their_publisher_says(nodes: NodesOnNetworks, figures: Any, mode: str) -> None:
     # Given two nodes, and a publisher that says how its objects are to go
     alpha, bravo = nodes.start("alpha"), nodes.start("bravo")

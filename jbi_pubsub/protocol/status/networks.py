@@ -101,8 +101,10 @@ class NetworksStatus(Status, frozen=True):
     """Registrations of other nodes that this one keeps for them."""
     lacking: Annotated[Count, gauge("Registrations of this node that too few other nodes keep")] = 0
     """Registrations of its own that fewer other nodes keep than are to."""
-    cached_bytes: Annotated[Count, gauge("Bytes of blocks that are kept to be sent again")] = 0
-    """Bytes of blocks that can be given again."""
+    cached_bytes: Annotated[Count, gauge("Bytes of blocks that are kept in memory to be sent again")] = 0
+    """Bytes of blocks in memory that can be given again."""
+    disk_bytes: Annotated[Count, gauge("Bytes of blocks that are kept on disk to be sent again")] = 0
+    """Bytes of blocks on disk that can be given again."""
     faults: dict[str, Count] = msgspec.field(default_factory=dict)
     tunnels: dict[str, Count] = {}
     """`doors` that are open to servers of other nodes, `streams` to and from them, and connections that were `refused`,
