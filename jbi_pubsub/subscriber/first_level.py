@@ -115,6 +115,11 @@ class FirstLevelTemplates:
         self._types = TypeRepository(cache_dir=config.type_cache())
         self._is_used = is_used
 
+    def digest(self, opened: TypeName | None) -> str:
+        """Digest of the schema that was opened for a template; "" for none."""
+        known = None if opened is None else self._types.find(opened)
+        return "" if known is None else known.digest
+
     def forget_if_idle(self, opened: TypeName | None) -> None:
         """Have the schema of a type that no template is watched for not stand in the way of another one."""
         if opened is not None and not self._is_used(opened):
@@ -127,7 +132,8 @@ class FirstLevelTemplates:
         name, version, schema = given.name, given.version, given.options.get("schema")
         check_version(version)
         root = kept = None
-        predicate = predicate if given.is_derived else ""
+        # Not of any version: the invariants of one would keep others away, which the predicate may hold for.
+        predicate = predicate if given.is_derived and version else ""
         if given.template is not None:
             root = parse_metadata(content(given.template, what="template"), what="template")
             schema = schema or _hinted_schema(root, given.template)
@@ -147,8 +153,7 @@ class FirstLevelTemplates:
                 )
         else:
             meant = self._meant(given) if name else InformationType()
-            # Not of any version: the invariants of one would keep later ones away, which the predicate may hold for.
-            opened = self._published.opened(meant.name, version) if meant.name and version and predicate else None
+            opened = self._published.opened(meant.name, version) if meant.name and predicate else None
         typed = (replace(meant, version=version or None).rep(),) if name or version or opened is not None else ()
         try:
             bound = opened.template(root) if opened is not None and root is not None else ()

@@ -154,9 +154,9 @@ class PublishedTypes:
         """Versions of one type."""
         return self._values(Described(name=name), "version")
 
-    def why_none(self, entries: Sequence[EntryRep], *, is_whole: bool) -> str:
-        """Why nothing matches a template, as far as the type it names says (`is_whole`: in full); "": what does was
-        registered just now."""
+    def why_none(self, entries: Sequence[EntryRep], *, is_whole: bool, digest: str = "") -> str:
+        """Why nothing matches a template, as far as the type it names says (`is_whole`: in full; `digest`: of the
+        schema that the template was made with, "" for none); "": what does was registered just now."""
         asked = type_asked(entries)
         name, version, names = asked.name or asked.local or "", asked.version or "", self.names()
         if not names:
@@ -170,7 +170,11 @@ class PublishedTypes:
             versions = self.versions(name)
             if version and version not in versions:
                 return f"{name} is published in version {_listed(versions)}, not {version}"
-            return f"{name} is published, but without the values of the template" if len(entries) > 1 else ""
+            if len(entries) == 1:
+                return ""
+            if digest and digest not in self._values(Described(name=name, version=version or None), "schema"):
+                return f"{name} is published with another schema than that of the template, and without its values"
+            return f"{name} is published, but without the values of the template"
         if having:
             return f"{name} may be one of several types: {_listed(having)}; name one in full"
         return f"nobody publishes {name}; there are {_listed(nearest(name, names))}"

@@ -180,12 +180,14 @@ class SubscriptionTable:
         count = len(items)
         given = subscription.terms.first_level
         is_whole = given is not None and given.is_whole
-        why = "" if count else self._published.why_none(subscription.request.entries, is_whole=is_whole)
+        digest = self.templates.digest(watch.type) if watch is not None else ""
+        entries = subscription.request.entries
+        why = "" if count else self._published.why_none(entries, is_whole=is_whole, digest=digest)
         why = f"{why}; what archives have comes all the same" if why and has_past(subscription) else why
         if not count:
             return Matching(0, why)
         at, called = Counter(item.proxy.service_id for item in items), subscription.terms.last_part
-        meant = type_asked(subscription.request.entries).name
+        meant = type_asked(entries).name
         others = self._published.others(called, meant) if called else ()
         return Matching(count, impossible=subscription.impossible(at), others=others)
 

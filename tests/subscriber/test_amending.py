@@ -126,7 +126,8 @@ def test_what_a_predicate_says_of_invariants_is_matched_anew(
     # Given a subscription to another publisher's objects than the one there is: it stands nowhere
     registration = publishing.register(figures.figure_1, figures.schema)
     app = federation.subscriber()
-    uid = app.register_subscriber(schema=figures.schema, predicate="/metadata/RequiredMetadata/publisher = '999th'")
+    other = "/metadata/RequiredMetadata/publisher = '999th'"
+    uid = app.register_subscriber(schema=figures.schema, version="1.0", predicate=other)
     assert app.matching(uid).registrations == 0
     # When it asks for this one
     app.amend_subscription(uid, predicate="/metadata/RequiredMetadata/publisher = '418th'")
@@ -137,7 +138,7 @@ def test_what_a_predicate_says_of_invariants_is_matched_anew(
     assert obj is not None
     assert obj.payload == b"it"
     # When it asks for the other one again
-    app.amend_subscription(uid, predicate="/metadata/RequiredMetadata/publisher = '999th'")
+    app.amend_subscription(uid, predicate=other)
     # Expect none of this one
     publishing.publish(registration, figures.figure_1, b"not it")
     assert app.matching(uid).registrations == 0
@@ -303,7 +304,7 @@ def _stands(federation: Federation, figures: Figures) -> tuple[Any, Any, Callabl
         light.connect_to_delegate("alpha", "rome"), figures.schema, figures.figure_1
     )
     app = federation.subscriber()
-    uid = app.register_subscriber(schema=figures.schema, predicate=PUBLISHER % "418th")
+    uid = app.register_subscriber(schema=figures.schema, version="1.0", predicate=PUBLISHER % "418th")
     assert app.wait_matched(uid) == 1
 
     def taken() -> Any:

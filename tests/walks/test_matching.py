@@ -256,6 +256,20 @@ def entries_of(walk: Any, uid: Any) -> list[str]:
     return [e.cls.name.rpartition("#")[2] for e in walk.subscriber._subscriptions.find(uid).request.entries]
 
 
+@pytest.mark.parametrize("options", [{}, {"version": "1.0"}])
+def test_a_template_of_another_schema_than_the_one_in_use_is_told_so(
+    own_walk: Any, other_schema: Any, options: dict[str, str]
+) -> None:
+    # Given a publisher; When somebody subscribes with a template by another copy of its schema, which nothing matches
+    own_walk.register()
+    copy = other_schema('name="publisher" type="xs:token"', 'name="publisher" type="xs:string"')
+    template = own_walk.figures.figure_3.replace(b"418th", b" 418th")
+    uid = subscribe(own_walk, template=template, schema=copy, **options)
+    # Expect that to be said
+    said = f"none so far: {IMAGERY} is published with another schema than that of the template, and without its values"
+    assert str(own_walk.subscriber.matching(uid)) == said
+
+
 @pytest.mark.row("J-22")
 @pytest.mark.parametrize("name", [IMAGERY, "Intel_Imagery"])
 def test_a_predicate_on_a_published_type_derives_a_template_without_a_schema(own_walk: Any, name: str) -> None:
@@ -273,13 +287,19 @@ def test_a_predicate_on_a_published_type_derives_a_template_without_a_schema(own
     assert own_walk.subscriber.receive(fits).payload == b"first level"
 
 
-def test_without_a_version_a_predicate_keeps_no_later_version_away(own_walk: Any, other_schema: Any) -> None:
-    # Given a publisher, and a subscription by type and predicate to any version
+@pytest.mark.parametrize("has_schema", [False, True])
+def test_without_a_version_a_predicate_keeps_no_later_version_away(
+    own_walk: Any, other_schema: Any, has_schema: bool
+) -> None:
+    # Given a publisher, and a subscription by type and predicate to any version, perhaps with the schema of one
     own_walk.register()
-    uid = subscribe(own_walk, type_name=IMAGERY, predicate="/metadata/RequiredMetadata/publisher = '418th'")
+    given = {"schema": own_walk.figures.schema} if has_schema else {}
+    uid = subscribe(own_walk, type_name=IMAGERY, predicate="/metadata/RequiredMetadata/publisher = '418th'", **given)
     assert entries_of(own_walk, uid) == ["jbi.InformationType"]
-    # When a version with another schema is published later
-    later = own_walk.register(schema=other_schema("<xs:documentation>", "<xs:documentation>Not "), version="1.1")
+    # When a version is published later whose invariants are others
+    further = '<xs:element name="region" type="xs:token" minOccurs="0"/>'
+    changed = other_schema('<xs:element name="publisher"', f'{further}<xs:element name="publisher"')
+    later = own_walk.register(schema=changed, version="1.1")
     own_walk.publishing.publish(later, own_walk.figures.figure_1, b"later")
     # Expect it to come
     assert own_walk.subscriber.receive(uid).payload == b"later"
