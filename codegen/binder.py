@@ -429,7 +429,8 @@ class Binder:
             )
 
     def _twice(self, element: Element, what: str) -> NoReturn:
-        self._refuse(what, element, "occurs twice; the schema allows one", "Remove one of them")
+        hint = "Remove one of them; if a wildcard allows the other, mark the element variant"
+        self._refuse(what, element, "occurs twice; the schema declares one, which is invariant", hint)
 
     def _refuse(self, what: str, element: Element, problem: str, hint: str) -> NoReturn:
         path = self.where(element)

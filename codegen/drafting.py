@@ -1,7 +1,8 @@
 """Drafting a marks file: for schemas that carry no marks, from the schema alone or from sample documents.
 
 From samples, what has the same values in all of them is proposed as invariant: the largest subtrees in which nothing
-changes. It is a draft for people: samples of one publisher's session say more than samples of many.
+that the schema declares changes. It is a draft for people: samples of one publisher's session say more than samples of
+many.
 """
 
 from __future__ import annotations
@@ -30,9 +31,15 @@ def draft_marks(bundle: SchemaBundle, samples: Iterable[Element] = ()) -> bytes:
 
     Raises SchemaError: an invalid schema, samples of another document element, nothing constant in the samples.
     """
-    root, known, children = _outlined(bundle)
-    seen = [_values(sample, root) for sample in samples]
-    paths = _constant(seen, root) if seen else children
+    samples = list(samples)
+    seen = [_values(sample) for sample in samples]
+    root, known, children, declared = _outlined(bundle, tuple(set[Steps]().union(*seen)))
+    if (other := next((sample.tag for sample in samples if sample.tag != root), None)) is not None:
+        raise SchemaError(
+            f"a sample begins with {other!s}, the document element is {root}",
+            hint="Give samples of this type, or name the document element as root",
+        )
+    paths = _constant(seen, root, set(declared)) if seen else children
     prefixes = _prefixes(known, paths)
     marks = Marks(
         schema=bundle.main,
@@ -44,39 +51,37 @@ def draft_marks(bundle: SchemaBundle, samples: Iterable[Element] = ()) -> bytes:
     return msgspec.json.format(msgspec.json.encode(marks), indent=1)
 
 
-_Outline = tuple[str, dict[str, str], tuple[Steps, ...]]
+_Asked = tuple[SchemaBundle, tuple[Steps, ...]]
+_Outline = tuple[str, dict[str, str], tuple[Steps, ...], tuple[Steps, ...]]
 
 
-def _outlined(bundle: SchemaBundle) -> _Outline:
+def _outlined(bundle: SchemaBundle, found: tuple[Steps, ...]) -> _Outline:
     try:
-        data = Children().run("jbi_pubsub.codegen.drafting:work", msgspec.msgpack.encode(bundle))
+        data = Children().run("jbi_pubsub.codegen.drafting:work", msgspec.msgpack.encode((bundle, found)))
     except ChildError as exc:
         if exc.facts["cause"] in PASSING:
             raise
         raise SchemaError(f"reading the schema {exc.message}", hint="Write the marks file by hand") from None
-    found: _Outline = decoder_of(cast(type[_Outline], _Outline)).decode(data)
-    return found
+    told: _Outline = decoder_of(cast(type[_Outline], _Outline)).decode(data)
+    return told
 
 
 def work(data: bytes) -> bytes:
-    """Outline of a schema for a draft, in a child process: a bundle in, the document element, the prefixes by namespace
-    and the paths of the element's children out. Raises SchemaError."""
+    """Outline of a schema for a draft, in a child process: a bundle and paths of samples in, the document element, the
+    prefixes by namespace, the paths of the element's children and those of the samples that are declared out. Raises
+    SchemaError."""
     from jbi_pubsub.codegen.schema import outline
 
-    return msgspec.msgpack.encode(outline(normalize(decoder_of(SchemaBundle).decode(data))))
+    asked: _Asked = decoder_of(cast(type[_Asked], _Asked)).decode(data)
+    return msgspec.msgpack.encode(outline(normalize(asked[0]), asked[1]))
 
 
 _NOTE_SAMPLES: Final = "Draft: what is equal in {} sample documents. Keep what stays the same for a whole session"
 _NOTE_SCHEMA: Final = "Draft: keep the paths whose values stay the same for a whole session, remove the others"
 
 
-def _values(sample: Element, root: str) -> dict[Steps, frozenset[str]]:
+def _values(sample: Element) -> dict[Steps, frozenset[str]]:
     """The values of each leaf path of one document; a path that repeats has several."""
-    if sample.tag != root:
-        raise SchemaError(
-            f"a sample begins with {sample.tag!s}, the document element is {root}",
-            hint="Give samples of this type, or name the document element as root",
-        )
     found: dict[Steps, set[str]] = {}
     waiting: list[tuple[Element, Steps]] = [(sample, (str(sample.tag),))]
     while waiting:
@@ -96,8 +101,9 @@ def _values(sample: Element, root: str) -> dict[Steps, frozenset[str]]:
     return {path: frozenset(values) for path, values in found.items()}
 
 
-def _constant(seen: list[dict[Steps, frozenset[str]]], root: str) -> tuple[Steps, ...]:
-    paths = sorted(set().union(*seen))
+def _constant(seen: list[dict[Steps, frozenset[str]]], root: str, declared: set[Steps]) -> tuple[Steps, ...]:
+    """Paths of the largest subtrees that are the same in all samples; what is not declared does not count."""
+    paths = sorted(set().union(*seen) & declared)
     changing = {path for path in paths if len({values.get(path) for values in seen}) > 1}
     mixed = {path[:end] for path in changing for end in range(1, len(path) + 1)} | {(root,)}
     found = {

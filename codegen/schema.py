@@ -14,9 +14,10 @@ import urllib.request
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
+import msgspec
 import xmlschema
 from lxml import etree
 from xmlschema.exceptions import XMLSchemaWarning
@@ -35,14 +36,21 @@ MAX_CLASSES: Final = 1_000
 _ONE_LOAD: Final = threading.Lock()  # xmlschema shares its meta-schema and does not promise to be thread-safe
 
 
-def outline(sources: Sources, *, limit: int = 1_000) -> tuple[str, dict[str, str], tuple[Steps, ...]]:
-    """(document element, prefixes by namespace, paths of its children) for drafting marks. Raises SchemaError."""
-    schema = load(sources, check=True)
+def outline(
+    sources: Sources, found: Sequence[Steps], *, limit: int = 1_000
+) -> tuple[str, dict[str, str], tuple[Steps, ...], tuple[Steps, ...]]:
+    """(document element, prefixes by namespace, paths of its children, those of the `found` paths that a marks file may
+    name) for drafting marks. Raises SchemaError."""
+    # as a marks file with paths, which the draft is, leaves it: marks in the schema do not count
+    marks = msgspec.structs.replace(sources.marks, invariant=())
+    schema = load(replace(sources, marks=marks), check=True)
     root = document_element(schema, sources)
     if not isinstance(root.type, XsdComplexType):
-        return root.name, prefixes_of(sources), ()
-    children = list(content_of(root.type).children)[:limit]
-    return root.name, prefixes_of(sources), tuple((root.name, tag) for tag in children if _is_marker_tag(tag) is False)
+        return root.name, prefixes_of(sources), (), ()
+    children = [(root.name, tag) for tag in content_of(root.type).children if not _is_marker_tag(tag)]
+    types = TypeContents(schema)
+    known = tuple(path for path in found if types.have(root.type, path))
+    return root.name, prefixes_of(sources), tuple(children[:limit]), known
 
 
 def _may_be_absent(element: XsdElement) -> bool:
@@ -351,6 +359,19 @@ class TypeContents:
                 return False
             kind = child.xsd.type
         return True
+
+    def have(self, root: XsdComplexType, path: Steps) -> bool:
+        """Whether something of a type is declared at `path`, also by what an xsi:type may put in place."""
+        kinds: list[Any] = [root]
+        for tag in path[1:]:
+            family = [kind for kind in kinds if isinstance(kind, XsdComplexType)]
+            for kind in family:
+                family += self.derived(kind)
+            if tag.startswith("@"):
+                return any(tag[1:] in kind.attributes for kind in family)
+            found = [self.of(kind).children.get(tag) for kind in family]
+            kinds = list({id(child.xsd.type): child.xsd.type for child in found if child is not None}.values())
+        return any(kind.name != f"{{{XSD}}}anyType" for kind in kinds)
 
     def circular(self, root: XsdComplexType) -> set[int]:
         """Types reached from `root` that lead back to themselves, by id (the strongly connected components;

@@ -255,7 +255,7 @@ class SchemaWalk:
         skip = self._lineage(kind, shape, path) if plain else set()
         if plain and kind.name:
             shape.declared = ("type", kind.name)
-        self._later(shape, kind, path, cover, skip, inside=inside, typed=plain)
+        self._later(shape, kind, path, cover, skip, inside=inside)
         return key
 
     def _value(self, xsd: XsdElement, path: Steps, cover: str, *, inside: bool) -> Key:
@@ -353,7 +353,7 @@ class SchemaWalk:
         def describe() -> None:
             self._deeper(shape, kind, path, inside=inside)
             if typed:
-                self._typed(shape, kind, path, inside=inside)
+                self._typed(shape, kind, path, cover, inside=inside)
 
         self._work.append(describe)
 
@@ -398,7 +398,7 @@ class SchemaWalk:
                 key = self._element(child.xsd, below, cover, inside=inside)
                 shape.below[tag] = ChildShape(key, tag in repeats, _default(child.xsd))
 
-    def _typed(self, shape: ElementShape, kind: XsdComplexType, path: Steps, *, inside: bool) -> None:
+    def _typed(self, shape: ElementShape, kind: XsdComplexType, path: Steps, cover: str, *, inside: bool) -> None:
         """Shapes for the named types that an xsi:type may put in place of the declared one: their classes lie below
         that of the element."""
         own = shape.reads or shape.key
@@ -415,7 +415,7 @@ class SchemaWalk:
                     below = key
                 else:
                     made.reads = parent  # a restriction has no fields of its own
-                self._later(made, derived, path, "all", self._tags(parent), inside=inside, typed=False)
+                self._later(made, derived, path, cover, self._tags(parent), inside=inside, typed=False)
             shape.typed[str(derived.name)] = key
             waiting.extend((further, below) for further in self._types.derived(derived))
 

@@ -11,7 +11,8 @@ from jbi_pubsub.codegen.bundle import read_bundle
 from jbi_pubsub.codegen.drafting import draft_marks
 from jbi_pubsub.codegen.render import render
 from jbi_pubsub.codegen.repository import open_type
-from jbi_pubsub.core.errors import MetadataError, SchemaError
+from jbi_pubsub.core.errors import InvariantError, MetadataError, SchemaError
+from jbi_pubsub.lookup.entry import matches
 
 INSIDE = '<xs:complexType><xs:sequence><xs:element name="w" jbi:variance="invariant"/></xs:sequence></xs:complexType>'
 LEAF = '<xs:element name="{}" type="xs:string"/>'
@@ -197,6 +198,80 @@ def test_a_draft_from_cap_samples_can_be_used_as_it_is(make):
     draft = draft_marks(bundle, [alerts["canada.xml"], alerts["canada_signed.xml"]])
     kind = open_type(read_bundle(make.fixtures / "cap/schema/cap12.xsd", marks=draft))
     assert kind.entries(alerts["canada.xml"]) == kind.entries(alerts["canada_signed.xml"])
+
+
+@pytest.mark.usefixtures("schemas_here")
+def test_a_draft_names_nothing_that_wildcards_allow(make):
+    # Given samples with an element and an attribute that wildcards allow, of which one changes
+    anything = '<xs:any processContents="lax"/>'
+    schema = make.root(LEAF.format("a"), anything, attributes='<xs:anyAttribute processContents="lax"/>')
+    documents = [make.document(f'<r k="1"><a>1</a><z>5</z><y>{number}</y></r>') for number in range(2)]
+    # When a draft is made of them, expect it to name what is declared, and to be taken
+    draft = draft_marks(read_bundle(schema), documents)
+    assert leaves(open_type(read_bundle(schema, marks=draft))) == ["/r/a"]
+
+
+EXTENDED = (
+    '<xs:complexType name="B"><xs:sequence><xs:element name="a" type="xs:int"/></xs:sequence></xs:complexType>'
+    '<xs:complexType name="D"><xs:complexContent><xs:extension base="B"><xs:sequence><xs:element name="b"'
+    ' type="xs:int"/></xs:sequence><xs:attribute name="k"/></xs:extension></xs:complexContent></xs:complexType>'
+)
+
+
+@pytest.mark.usefixtures("schemas_here")
+def test_a_draft_of_samples_with_an_xsi_type_can_be_used_as_it_is(make):
+    # Given samples in which what an xsi:type brings is the same
+    schema = make.root('<xs:element name="x" type="B"/>', more=EXTENDED)
+    documents = [_extended(make, a=a, b=5) for a in (1, 2)]
+    # When a draft is made of them, expect it to be taken, and to hold
+    draft = draft_marks(read_bundle(schema), documents)
+    kind = open_type(read_bundle(schema, marks=draft))
+    assert kind.entries(documents[0]) == kind.entries(documents[1])
+    with pytest.raises(InvariantError, match="/r/x/b is '6'"):
+        kind.check_invariants(_extended(make, a=1, b=6), kind.entries(documents[0]))
+
+
+@pytest.mark.parametrize(
+    ("marks", "values"),
+    [
+        ({"invariant": ["/r/x/a"]}, {"a": "1"}),
+        ({"invariant": ["/r/x/b"]}, {"b": "2"}),
+        ({"invariant": ["/r/x/@k"]}, {"k": "3"}),
+        ({"variant": ["/r/x/a"]}, {"b": "2", "k": "3"}),
+        ({"variant": ["/r/x/b", "/r/x/@k"]}, {"a": "1"}),
+    ],
+)
+def test_a_path_below_an_element_leaves_room_for_an_xsi_type(make, marks, values):
+    # Given a marks file with a path below an element; When a document has an xsi:type there
+    kind = make.type(make.root('<xs:element name="x" type="B"/>', more=EXTENDED), **marks)
+    document = _extended(make, a=1, b=2)
+    kind.validate(document)
+    # Expect what is marked to be invariant, and a template to be taken
+    entries = kind.entries(document)
+    assert [fields for _, fields in make.shown(entries)] == [values]
+    kind.check_invariants(document, entries)
+    assert make.shown(kind.template(_extended(make, a="", b="", k=""))) == []
+    # Expect a predicate on what each type declares to find it
+    for template in kind.derive("/r/x/a='1'"):
+        assert any(matches(template, entry) for entry in entries)
+
+
+def test_what_a_wildcard_holds_under_the_name_of_an_invariant_element_is_refused_with_the_way_out(make):
+    # Given an element beside a wildcard that allows it as well, and a document with both
+    schema = make.root(LEAF.format("a"), LEAF.format("v"), '<xs:any processContents="lax" minOccurs="0"/>')
+    document = make.document("<r><a>1</a><v>2</v><a>3</a></r>")
+    # When the element is invariant, expect it to be refused; else to be taken
+    kind = make.type(schema, invariant=["/r/a"])
+    kind.validate(document)
+    with pytest.raises(MetadataError, match="occurs twice; the schema declares one, which is invariant") as refused:
+        kind.entries(document)
+    assert "mark the element variant" in refused.value.hint
+    assert make.shown(make.type(schema, invariant=["/r/v"]).entries(document)) == [("REntry", {"v": "2"})]
+
+
+def _extended(make, a, b, k="3"):
+    xsi = 'xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance"'
+    return make.document(f'<r {xsi}><x xsi:type="D" k="{k}"><a>{a}</a><b>{b}</b></x></r>')
 
 
 @pytest.mark.usefixtures("schemas_here")
