@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,7 @@ def test_the_file_is_its_owners_alone(path: Path) -> None:
 def test_a_damaged_page_of_what_can_be_made_anew_sets_the_file_aside(path: Path) -> None:
     # Given a catalogue in which the page of what was counted is damaged
     kept, consumers = filled(path, 20)
-    with sqlite3.connect(path) as base:
+    with closing(sqlite3.connect(path, isolation_level=None)) as base:
         (page,) = base.execute("SELECT rootpage FROM sqlite_master WHERE name = 'counters'").fetchone()
         (size,) = base.execute("PRAGMA page_size").fetchone()
     base.close()
@@ -79,7 +80,7 @@ def test_a_damaged_page_of_what_can_be_made_anew_sets_the_file_aside(path: Path)
 @pytest.mark.parametrize("table", ["consumers", "deleted", "archive"])
 def test_a_damage_of_what_nothing_else_knows_refuses_to_open(path: Path, table: str) -> None:
     filled(path, 20)
-    with sqlite3.connect(path) as base:
+    with closing(sqlite3.connect(path, isolation_level=None)) as base:
         (page,) = base.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,)).fetchone()
         (size,) = base.execute("PRAGMA page_size").fetchone()
     base.close()
@@ -94,7 +95,7 @@ def test_a_damage_of_what_nothing_else_knows_refuses_to_open(path: Path, table: 
 def test_a_turned_bit_in_a_durable_subscription_is_told_or_changes_nothing(path: Path) -> None:
     # Given a catalogue with three
     _, consumers = filled(path, 20)
-    with sqlite3.connect(path) as base:
+    with closing(sqlite3.connect(path, isolation_level=None)) as base:
         (page,) = base.execute("SELECT rootpage FROM sqlite_master WHERE name = 'consumers'").fetchone()
         (size,) = base.execute("PRAGMA page_size").fetchone()
     base.close()
@@ -130,7 +131,7 @@ def test_no_database_another_archives_and_another_versions_are_refused(path: Pat
     filled(path)
     with pytest.raises(StorageError, match="of another archive"):
         Catalogue(path, b"another one's id")
-    with sqlite3.connect(path) as base:
+    with closing(sqlite3.connect(path, isolation_level=None)) as base:
         base.execute("PRAGMA user_version=7")
     base.close()
     with pytest.raises(StorageError, match="of version 7, not 1"):

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -427,7 +427,7 @@ def test_a_disk_that_can_only_be_read_is_told_in_a_word(tmpfs: Path) -> None:
 
 def test_a_damaged_catalogue_does_not_open_the_archive_nor_keep_its_folder(tmp_path: Path) -> None:
     opened(tmp_path).close()
-    with sqlite3.connect(tmp_path / "archive.db") as base:
+    with closing(sqlite3.connect(tmp_path / "archive.db", isolation_level=None)) as base:
         base.execute("DROP TABLE consumers")
     base.close()
     for _ in range(2):  # it can be tried again: the lock is free

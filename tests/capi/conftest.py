@@ -48,8 +48,9 @@ class Node:
             policy=PolicySection(file=policy, users=users),
         )
         (folder / "types").mkdir(parents=True, exist_ok=True)
-        types = TypeRepository(registry=open_registry(folder / "types"))
-        server = DisseminationServer(config, types, characteristics=("node", name))
+        registry = open_registry(folder / "types")
+        self.federation.stack.callback(registry.close)
+        server = DisseminationServer(config, TypeRepository(registry=registry), characteristics=("node", name))
         server.start()
         self.federation.stack.callback(server.stop, 0.5)
         self.servers.append(server)

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -337,7 +338,7 @@ def test_rows_and_documents_copied_elsewhere_are_the_same_repository(folder: Pat
     assert {name for name in names if name.endswith(".xsd")} == {
         f"{hashlib.sha256(data).hexdigest()}.xsd" for _, b, _, _ in everything(folder) for _, data in b.documents
     }
-    with sqlite3.connect(folder / FILE) as base:
+    with closing(sqlite3.connect(folder / FILE, isolation_level=None)) as base:
         rows = base.execute("SELECT name, version, document, sha256 FROM documents ORDER BY name, position").fetchall()
     base.close()
     assert [(name, document) for name, _, document, _ in rows] == [
@@ -372,12 +373,12 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     other, text, later = tmp_path / "other", tmp_path / "text", tmp_path / "later"
     for path in (other, text):
         path.mkdir()
-    with sqlite3.connect(other / FILE) as base:
+    with closing(sqlite3.connect(other / FILE, isolation_level=None)) as base:
         base.execute("CREATE TABLE mine (a)")
     base.close()
     (text / FILE).write_text("no database at all, but long enough to be one" * 100)
     FolderTypes(later).close()
-    with sqlite3.connect(later / FILE) as base:
+    with closing(sqlite3.connect(later / FILE, isolation_level=None)) as base:
         base.execute("PRAGMA user_version = 9")
     base.close()
     (tmp_path / "file").write_text("x")

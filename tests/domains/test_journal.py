@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,7 @@ def catching(again: WatchRecord) -> Iterator[Callable[..., CatchUp]]:
 
 
 def _rows(path: Path, what: str) -> list[Any]:
-    with sqlite3.connect(path) as base:
+    with closing(sqlite3.connect(path, isolation_level=None)) as base:
         found = base.execute(what).fetchall()
     base.close()
     return found

@@ -9,7 +9,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -250,7 +250,7 @@ def test_journal_is_of_one_client_and_one_process_at_a_time(places: Places, tmp_
         (tmp_path / "text").write_text("no journal" * 1_000)
         with pytest.raises(StorageError, match="not a database"):
             domain.client("anna", journal=tmp_path / "text")
-        with sqlite3.connect(places.journal) as base:
+        with closing(sqlite3.connect(places.journal, isolation_level=None)) as base:
             base.execute("INSERT INTO watch VALUES (?, 'yesterday', NULL)", (f"{MONITORING} $domain == 'heat'",))
         base.close()
         anna = domain.client("anna", journal=places.journal)

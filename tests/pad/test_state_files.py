@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -31,14 +32,14 @@ def test_a_state_file_is_for_its_owner_alone(opened: Opened, tmp_path: Path) -> 
 def test_a_file_with_the_tables_of_something_else_is_left_alone(opened: Opened, tmp_path: Path) -> None:
     # Given the state of a lookup service, say
     path = tmp_path / "state"
-    with sqlite3.connect(path) as base:
+    with closing(sqlite3.connect(path, isolation_level=None)) as base:
         base.execute("CREATE TABLE kept (kind TEXT)")
     base.close()
     # When a delegate is given it; Expect an error that says so, and the file with what it had
     with pytest.raises(StorageError, match="something else") as refused:
         opened(path)
     assert str(refused.value).count(str(path)) == 1
-    with sqlite3.connect(path) as base:
+    with closing(sqlite3.connect(path, isolation_level=None)) as base:
         assert base.execute("SELECT name FROM sqlite_master").fetchall() == [("kept",)]
     base.close()
 
@@ -59,7 +60,7 @@ def test_the_subscriptions_of_an_earlier_version_are_taken_over(tmp_path: Path) 
     # Given the file of a version that reminded nobody, and bound nobody to a certificate
     path = tmp_path / "state"
     request = SubscriptionRequest("subscription-1", direct=False, recipients=("a@x.org",))
-    with sqlite3.connect(path) as base:
+    with closing(sqlite3.connect(path, isolation_level=None)) as base:
         base.execute(
             "CREATE TABLE mail (uid TEXT PRIMARY KEY, request BLOB NOT NULL,"
             " lease TEXT NOT NULL, ends REAL NOT NULL) WITHOUT ROWID"

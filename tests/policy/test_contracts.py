@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -662,7 +662,7 @@ def test_a_mail_subscription_of_an_earlier_version_is_nobodys(federation: Any, p
     secret = "0123456789abcdef" * 2
     uid = owned_uid("subscription", secret)
     request = SubscriptionRequest(uid, direct=False, recipients=("a@example.org",), secret=secret)
-    with sqlite3.connect(file) as base:
+    with closing(sqlite3.connect(file, isolation_level=None)) as base:
         base.execute(
             "CREATE TABLE mail (uid TEXT PRIMARY KEY, request BLOB NOT NULL, lease TEXT NOT NULL, ends REAL NOT NULL)"
             " WITHOUT ROWID"

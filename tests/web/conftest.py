@@ -99,7 +99,9 @@ def reached(federation: Any, tmp_path: Path) -> Iterator[Callable[..., Reached]]
         """With `users` the gateway has the policy as well, as in a node; without them `rules` of its own."""
         types = tmp_path / "types"
         types.mkdir(exist_ok=True)
-        repository = TypeRepository(registry=open_registry(types))
+        registry = open_registry(types)
+        federation.stack.callback(registry.close)
+        repository = TypeRepository(registry=registry)
         config = msgspec.structs.replace(
             federation.config,
             archive=ArchiveSection(folder=str(tmp_path / "archive") if archive else "", workers=0, reserve=0.0),
