@@ -125,9 +125,10 @@ class TlsIdentity:
             _present(self)
         except ssl.SSLError as exc:
             why = getattr(exc, "verify_message", "") or exc
-            raise ConfigurationError(
-                f"TLS certificate {self.certificate}: {why}", hint="Have another one issued, and set it in [tls]"
-            ) from exc
+            hint = "Have another one issued, and set it in [tls]"
+            if "purpose" in str(why):
+                hint = "It is for clients; one with addresses is for servers: jbi certs issue NAME --address HOST"
+            raise ConfigurationError(f"TLS certificate {self.certificate}: {why}", hint=hint) from exc
         if self.facts().is_revoked(self.facts().certificate.holder):
             raise ConfigurationError(
                 f"TLS certificate {self.certificate}: it is revoked, says {self.revoked}",
