@@ -31,7 +31,8 @@ class ValueType(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `name` is for messages, `builtin` the local name of the nearest built-in type (XML Schema part 2, section 3),
     `space` the whiteSpace facet. `items` is the item type of a list, `members` the member types of a union.
-    `enumeration` holds canonical values, `facets` (name, value) pairs of bounds, lengths and digits.
+    `enumeration` holds canonical values, `facets` (name, value) pairs of bounds, lengths and digits. `is_loose`: it has
+    a pattern, or bounds of dates, which are not checked here.
     """
 
     name: str
@@ -41,6 +42,7 @@ class ValueType(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     members: tuple[ValueType, ...] = ()
     enumeration: tuple[str, ...] = ()
     facets: tuple[tuple[str, str], ...] = ()
+    is_loose: bool = False
 
 
 class Field(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -33,6 +33,9 @@ from jbi_pubsub.core.xml import XSD, Element
 MAX_CLASSES: Final = 1_000
 """Entry classes of one type. NewsML-G2, the largest schema looked at, reaches 109 complex types in all."""
 
+PATTERN: Final = f"{{{JBI}}}pattern"
+"""Attribute of a restriction with a pattern, once that is gone."""
+
 _ONE_LOAD: Final = threading.Lock()  # xmlschema shares its meta-schema and does not promise to be thread-safe
 
 
@@ -125,7 +128,7 @@ def _pruned(root: Element, sources: Sources) -> Element:
 
     That is the inside of elements marked variant, so that work grows with the invariant part; identity constraints;
     and patterns: xmlschema would run a publisher's patterns on the publisher's defaults and enumerations in Python's
-    backtracking engine. libxml2 checks all three.
+    backtracking engine. libxml2 checks all three. Where a pattern was, `PATTERN` says so.
     """
     if not sources.marks.has_paths:  # a marks file with paths replaces the marks in the schema
         for element in list(root.iter(f"{{{XSD}}}element")):
@@ -138,6 +141,8 @@ def _pruned(root: Element, sources: Sources) -> Element:
         above = part.getparent()
         if above is not None:
             above.remove(part)
+            if part.tag == f"{{{XSD}}}pattern":
+                above.set(PATTERN, "")
     return root
 
 

@@ -5,7 +5,8 @@ compare by plain string equality, in the lookup service, in derived templates an
 and floats get the text that `lookup.entry.canonical` gives to Python values. docs/codegen.md lists each built-in.
 
 Pattern facets are not checked here: a pattern comes with the publisher's schema, and Python's backtracking engine
-could be held up by it. Validation against the whole schema (libxml2, automata) checks them.
+could be held up by it. Validation against the whole schema (libxml2, automata) checks them. In a union they decide
+whose value a text is: its texts are kept as they are.
 """
 
 from __future__ import annotations
@@ -173,9 +174,10 @@ def normalize(text: str, space: str) -> str:
 def _of_union(text: str, kind: ValueType, namespaces: Namespaces | None) -> str:
     for member in kind.members:
         try:
-            return canonical_text(text, member, namespaces)
+            value = canonical_text(text, member, namespaces)
         except NotAValueError:
             continue  # the next member type may take it; the error below names them all
+        return text if any(member.is_loose for member in kind.members) else value  # it may not be that member's
     raise NotAValueError(" or ".join(member.name for member in kind.members))
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import xmlschema
 from xmlschema.validators import (
     XsdAtomicBuiltin,
@@ -32,6 +33,7 @@ from jbi_pubsub.codegen.marks import HOW_TO_MARK, VARIANCE, Coverage, Steps
 from jbi_pubsub.codegen.model import TEXT, ValueType, readable, some
 from jbi_pubsub.codegen.schema import (
     MAX_CLASSES,
+    PATTERN,
     TypeContents,
     document_element,
     documentation_of,
@@ -42,7 +44,7 @@ from jbi_pubsub.codegen.schema import (
     place_of,
     prefixes_of,
 )
-from jbi_pubsub.codegen.values import NotAValueError, canonical_text
+from jbi_pubsub.codegen.values import INTEGERS, NotAValueError, canonical_text
 from jbi_pubsub.core.errors import SchemaError
 from jbi_pubsub.core.xml import XSD
 
@@ -68,6 +70,10 @@ _FACETS: Final = {
         "fractionDigits",
     )
 }
+
+
+_NUMBERS: Final = {"decimal", "double", "float", *INTEGERS}
+"""Built-ins whose bounds are checked."""
 
 
 @dataclass
@@ -488,6 +494,7 @@ class ValueTypes:
         """The value type, and the types that it is made of."""
         facets: list[tuple[str, str]] = []
         enumeration: list[Any] | None = None
+        has_pattern = False
         at: Any = kind
         while True:
             if isinstance(at, XsdComplexType):  # simple content that restricts that of another type, or a mixed one's
@@ -495,6 +502,7 @@ class ValueTypes:
                 continue
             if isinstance(at, XsdAtomicBuiltin | XsdList | XsdUnion) or at.base_type is None:
                 break
+            has_pattern = has_pattern or at.elem.get(PATTERN) is not None
             for name, facet in at.facets.items():
                 if name in _FACETS and getattr(facet, "value", None) is not None:
                     facets.append((_FACETS[name], str(facet.value)))
@@ -506,14 +514,22 @@ class ValueTypes:
         parts: list[XsdSimpleType] = []
         if isinstance(at, XsdList):
             parts = [at.item_type]
-            found = ValueType(name, "list", "collapse", items=self.of(at.item_type), facets=tuple(facets))
+            items = self.of(at.item_type)
+            is_loose = has_pattern or items.is_loose
+            found = ValueType(name, "list", "collapse", items=items, facets=tuple(facets), is_loose=is_loose)
         elif isinstance(at, XsdUnion):
             parts = list({id(member): member for member in at.member_types}.values())
             members = tuple(self.of(member) for member in parts)
-            found = ValueType(name, "union", "preserve", members=members, facets=tuple(facets))
+            is_loose = any(member.is_loose for member in members)
+            space = "collapse" if all(member.space == "collapse" for member in members) else "preserve"
+            enumeration = None if is_loose else enumeration  # of values; texts alone are known
+            is_loose = has_pattern or is_loose
+            found = ValueType(name, "union", space, members=members, facets=tuple(facets), is_loose=is_loose)
         else:
+            has_dates = at.local_name not in _NUMBERS and any(facet.endswith("clusive") for facet, _ in facets)
             facets.extend(_bounds_of(at))
-            found = ValueType(name, at.local_name, space, facets=tuple(facets))
+            is_loose = has_pattern or has_dates
+            found = ValueType(name, at.local_name, space, facets=tuple(facets), is_loose=is_loose)
         return _with_enumeration(found, enumeration), parts
 
 
@@ -533,7 +549,7 @@ def _with_enumeration(kind: ValueType, values: list[Any] | None) -> ValueType:
         canonical = tuple(dict.fromkeys(canonical_text(str(value), kind) for value in values))
     except NotAValueError:
         return kind  # xs:QName and the like, whose prefixes are not at hand: left to validation
-    return ValueType(kind.name, kind.builtin, kind.space, kind.items, kind.members, canonical, kind.facets)
+    return msgspec.structs.replace(kind, enumeration=canonical)
 
 
 def read_schema(sources: Sources) -> Draft:

@@ -137,6 +137,55 @@ def test_a_union_takes_the_first_member_that_accepts_the_text():
     assert [canonical_text(text, union) for text in ("01", "true", " a  b ")] == ["1", "true", "a b"]
 
 
+def simple(name, content):
+    return f'<xs:simpleType name="{name}">{content}</xs:simpleType>'
+
+
+WORD = simple("Word", '<xs:restriction base="xs:boolean"><xs:pattern value="true|false"/></xs:restriction>')
+LATER = simple("Later", '<xs:restriction base="xs:date"><xs:minInclusive value="2020-01-01"/></xs:restriction>')
+UNIONS = [
+    pytest.param(WORD, "Word xs:int", "1", "true", id="pattern"),
+    pytest.param(LATER, "Later xs:token", "2003-02-01+13:00", "2003-01-31-11:00", id="bound of dates"),
+    pytest.param(WORD + simple("Words", '<xs:list itemType="Word"/>'), "Words xs:token", "1 1", "true true", id="list"),
+    pytest.param(WORD + simple("In", '<xs:union memberTypes="Word"/>'), "In xs:int", "1", "true", id="union"),
+    pytest.param(
+        WORD + simple("Wide", '<xs:union memberTypes="Word xs:int"/>'), "Wide xs:token", "1", "true", id="union of it"
+    ),
+    pytest.param(
+        simple("Wide", '<xs:union memberTypes="xs:boolean xs:int"/>')
+        + simple("Few", '<xs:restriction base="Wide"><xs:pattern value="true|false"/></xs:restriction>'),
+        "Few xs:int",
+        "1",
+        "true",
+        id="restricted union",
+    ),
+]
+
+
+@pytest.mark.parametrize(("types", "members", "one", "other"), UNIONS)
+def test_texts_of_a_union_are_kept_where_only_validation_knows_whose_they_are(make, types, members, one, other):
+    # Given a union one of whose members refuses, by a pattern or a bound of dates, what the next one takes
+    opened = make.type(
+        make.root('<xs:element name="e" type="U"/>', more=types + simple("U", f'<xs:union memberTypes="{members}"/>'))
+    )
+    documents = [make.document(f"<r><e> {text} </e></r>") for text in (one, other)]
+    # When two documents have unequal values, expect two entries
+    for document in documents:
+        opened.validate(document)
+    assert [make.shown(opened.entries(document)) for document in documents] == [
+        [("REntry", {"e": text})] for text in (one, other)
+    ]
+
+
+def test_the_allowed_values_of_such_a_union_are_left_to_validation(make):
+    few = '<xs:restriction base="U"><xs:enumeration value="1"/><xs:enumeration value="true"/></xs:restriction>'
+    types = WORD + simple("U", '<xs:union memberTypes="Word xs:int"/>') + simple("Few", few)
+    opened = make.type(make.root('<xs:element name="e" type="Few"/>', more=types))
+    document = make.document("<r><e>+1</e></r>")
+    opened.validate(document)
+    assert make.shown(opened.entries(document)) == [("REntry", {"e": "+1"})]
+
+
 @pytest.mark.parametrize(
     ("facet", "bound", "good", "bad"),
     [
