@@ -89,47 +89,59 @@ def read_bundle(
     locations: Mapping[str, Path] = {},
     within: Path | None = None,
 ) -> SchemaBundle:
-    """A bundle from a schema file with what it includes and imports at or below its folder, or from one document.
+    """A bundle from a schema file with what it includes and imports, or from one document.
 
     `schema` is a path, or bytes that are a self-contained document. `marks` is a marks file (path, or bytes of JSON);
     `root` names the document element instead of the marks file. `name` and `version` set the type name explicitly.
     `locations` maps a namespace or a schemaLocation to a local copy, or the beginning of schemaLocations to the folder
     that holds the copies of all of them; nothing is ever fetched. `within` is the folder that no document lies outside
-    of, the schema's own if None. Raises SchemaError.
+    of; if None the one above the schema's, but not that of the whole system. Raises SchemaError.
     """
-    files = _Files(locations, within)
     if isinstance(schema, bytes):
-        main = "schema.xsd"
-        files.add(main, schema, None)
+        main, files = "schema.xsd", _Files(locations)
+        files.follow(main, schema)
     else:
         if str(schema).lstrip().startswith("<"):
             raise SchemaError("the schema is given as text", hint="Give a document as bytes, a file as its path")
         path = Path(schema)
         if urlsplit(str(schema)).scheme in ("http", "https"):
             raise SchemaError(f"schema {schema} would have to be fetched", hint="Give a local copy of it")
-        main = path.name
-        files.add(main, _plain(_read(path, "schema")), path.parent)
-    files.follow()
+        data = _plain(_read(path, "schema"))
+        folder = path.parent.resolve()
+        above = folder.parent if folder.parent != Path(folder.anchor) else folder
+        top = (within or above).resolve()
+        main, files = path.name, _Files(locations, folder, top)
+        files.follow(main, data)
+        if files.has_aliases and folder.is_relative_to(top):
+            main, files = (folder / path.name).relative_to(top).as_posix(), _Files(locations, top, top)
+            files.follow(main, data)
     return SchemaBundle(main, tuple(files.found.items()), _marks_bytes(marks, root), TypeName(name, version))
 
 
 class _Files:
     """The documents of a bundle while it is being read: follows links, within one folder only."""
 
-    def __init__(self, locations: Mapping[str, Path], within: Path | None) -> None:
+    def __init__(self, locations: Mapping[str, Path], folder: Path = Path(), within: Path | None = None) -> None:
+        """`folder`: where names begin. Without `within` there are no files but those of `locations`."""
         self.found: dict[str, bytes] = {}
+        self.has_aliases = False
+        """Whether a file is included twice, by two names, as "a.xsd" and "../here/a.xsd": names that begin at a folder
+        which holds all would be one."""
+        self._parts: set[tuple[Path, str]] = set()
         self._locations = locations
         self._within = within
-        self._folder: Path | None = None
+        self._folder = folder
         self._waiting: list[str] = []
 
-    def add(self, name: str, data: bytes, folder: Path | None) -> None:
+    def _add(self, name: str, data: bytes) -> None:
         self.found[name] = data
-        self._folder = folder
         self._waiting.append(name)
         _check_size(self.found, COUNTED)  # further ones are only counted, for who is told
 
-    def follow(self) -> None:
+    def follow(self, main: str, data: bytes) -> None:
+        """Read what the main document refers to, and these."""
+        self._parts.add(((self._folder / main).resolve(), parse_schema(main, data).get("targetNamespace", "")))
+        self._add(main, data)
         while self._waiting:
             base = self._waiting.pop()
             for link in _links(parse_schema(base, self.found[base])):
@@ -142,7 +154,11 @@ class _Files:
             return
         local = self._local(base, link, target)
         if local is not None:
-            self.add(target, _plain(_read(local, f"{target}, which {base} refers to,")), self._folder)
+            self._add(target, _plain(_read(local, f"{target}, which {base} refers to,")))
+            part = local.resolve(), link.getroottree().getroot().get("targetNamespace", "")
+            if link.tag != f"{{{XSD}}}import":
+                self.has_aliases = self.has_aliases or part in self._parts
+                self._parts.add(part)
 
     def _local(self, base: str, link: Element, target: str) -> Path | None:
         namespace, location = link.get("namespace", ""), link.get("schemaLocation", "").strip()
@@ -152,7 +168,7 @@ class _Files:
         for beginning, folder in self._locations.items():
             rest = target.removeprefix(beginning)
             if rest != target and folder.is_dir():
-                return self._inside(folder, rest, base, link, target)
+                return self._inside(folder, rest.lstrip("/"), folder, base, link)
         if namespace == XML or not location:
             return None  # our own copy, or an import that leaves the place open: legal, and nothing to read
         if urlsplit(target).scheme:
@@ -163,27 +179,28 @@ class _Files:
                 document=base,
                 line=link.sourceline or 0,
             )
-        if self._folder is None:
-            raise self._outside(base, link, target)
-        return self._inside(self._folder, target, base, link, target)
+        return self._inside(self._folder, target, self._within, base, link)
 
-    def _inside(self, folder: Path, rest: str, base: str, link: Element, target: str) -> Path:
-        """A file below a folder, wherever symbolic links lead."""
-        path = folder / rest.lstrip("/") if folder is not self._folder else folder / rest
-        within = self._within if folder is self._folder and self._within is not None else folder
+    def _inside(self, folder: Path, rest: str, within: Path | None, base: str, link: Element) -> Path:
+        """A file of a folder, which does not lie outside another one, wherever symbolic links lead."""
+        path = folder / rest
         try:
-            inside = path.resolve().is_relative_to(within.resolve())
+            inside = within is not None and path.resolve().is_relative_to(within.resolve())
         except (OSError, RuntimeError, ValueError):  # symbolic links in a circle; what no file can be called
             inside = False
         if not inside:
-            raise self._outside(base, link, target)
+            raise self._outside(base, link, within)
         return path
 
-    def _outside(self, base: str, link: Element, target: str) -> SchemaError:
+    def _outside(self, base: str, link: Element, within: Path | None) -> SchemaError:
+        target = _target(base, link)
+        where, hint = "which is not given with it", ""
+        if within is not None:
+            where = f"which lies outside of {within}"
+            hint = "; or move it there (`jbi codegen` and `jbi types add` take another folder: --within)"
         return SchemaError(
-            f"{base} line {link.sourceline} refers to {target}, which lies outside the schema's folder",
-            hint=f"Move it below the schema, name the folder that holds all (within=, --within), or give the document: "
-            f"locations={{{target!r}: Path(...)}}, --locations {target}=FILE",
+            f"{base} line {link.sourceline} refers to {target}, {where}",
+            hint=f"Give the document: locations={{{target!r}: Path(...)}}, --locations {target}=FILE{hint}",
             document=base,
             line=link.sourceline or 0,
         )

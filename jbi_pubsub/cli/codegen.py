@@ -108,7 +108,7 @@ class _CodegenType(_CodegenSource):
 def bundle_of(schema: Path, within: Path | None = None, locations: _Pairs = (), **own: Any) -> SchemaBundle:
     """A schema with what it includes and imports; `own` as of `read_bundle`. Raises SchemaError."""
     copies = {key: Path(path) for key, path in locations}
-    return read_bundle(schema, locations=copies, within=within or schema.absolute().parent.parent, **own)
+    return read_bundle(schema, locations=copies, within=within, **own)
 
 
 class _CodegenGenerate(_CodegenType):

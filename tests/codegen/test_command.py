@@ -55,7 +55,7 @@ def test_a_published_layout_is_generated_from_local_copies(
     assert 'c="int"' in (tmp_path / "made.py").read_text()
     # but not where another folder is named
     assert run([*command, "--locations", copies, "--within", "a"]) == 1
-    assert "outside the schema's folder" in capsys.readouterr().err
+    assert f"../c.xsd, which lies outside of {tmp_path / 'a'}. Give the document" in capsys.readouterr().err
 
 
 def test_prefixes_of_a_predicate_are_those_that_were_given(make: Any, capsys: pytest.CaptureFixture[str]) -> None:

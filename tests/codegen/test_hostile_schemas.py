@@ -85,15 +85,68 @@ def test_an_import_from_the_web_is_never_fetched(make, tmp_path):
         assert open_type(bundle).model.invariants
 
 
-@pytest.mark.parametrize("location", ["../secret.xsd", "/etc/passwd", "x/../../secret.xsd", "link.xsd"])
-def test_an_include_does_not_leave_the_folder_of_the_schema(make, tmp_path, location):
+@pytest.mark.parametrize("location", ["../../secret.xsd", "/etc/passwd", "x/../../../secret.xsd", "link.xsd"])
+def test_an_include_does_not_leave_the_folder_above_the_schemas(make, tmp_path, location):
     (tmp_path / "secret.xsd").write_bytes(make.schema(""))
-    folder = tmp_path / "schemas"
-    folder.mkdir()
+    folder = tmp_path / "all/schemas"
+    folder.mkdir(parents=True)
     (folder / "link.xsd").symlink_to(tmp_path / "secret.xsd")
     (folder / "main.xsd").write_bytes(make.schema(f'<xs:include schemaLocation="{location}"/>{R}'))
-    error = refused(folder / "main.xsd", "outside the schema")
+    error = refused(folder / "main.xsd", f"which lies outside of {tmp_path / 'all'}")
     assert error.facts["document"] == "main.xsd"
+
+
+def test_a_document_of_the_folder_above_is_read_wherever_the_path_begins(make, tmp_path, monkeypatch):
+    # Given a schema that includes one of the folder above and one next to it
+    folder = tmp_path / "all/schemas"
+    (folder / "deep").mkdir(parents=True)
+    links = '<xs:include schemaLocation="../a.xsd"/><xs:include schemaLocation="b.xsd"/>'
+    (folder / "main.xsd").write_bytes(make.schema(links + R))
+    (folder.parent / "a.xsd").write_bytes(make.schema(""))
+    (folder / "b.xsd").write_bytes(make.schema(""))
+    # When it is read by a path that leads up, expect both
+    monkeypatch.chdir(folder / "deep")
+    for path in ("../main.xsd", "../../schemas/main.xsd", folder / "main.xsd"):
+        assert [name for name, _ in read_bundle(path, root="r").documents] == ["main.xsd", "../a.xsd", "b.xsd"]
+
+
+def test_an_include_may_lead_back_by_the_name_of_the_folder(make, tmp_path):
+    # Given documents in two folders that include each other
+    (tmp_path / "msg").mkdir()
+    (tmp_path / "common").mkdir()
+    part, above = '<xs:simpleType name="{}"><xs:restriction base="{}"/></xs:simpleType>', "../msg/{}.xsd"
+    include = '<xs:include schemaLocation="{}"/>'.format
+    root = '<xs:element name="r" type="T"/>'
+    (tmp_path / "msg/main.xsd").write_bytes(
+        make.schema(include("../common/t.xsd") + include("k.xsd") + root + part.format("L", "K"))
+    )
+    (tmp_path / "msg/k.xsd").write_bytes(make.schema(part.format("K", "xs:token")))
+    (tmp_path / "common/t.xsd").write_bytes(
+        make.schema(include(above.format("main")) + include(above.format("k")) + part.format("T", "L"))
+    )
+    # When it is read, expect each document once
+    bundle = read_bundle(tmp_path / "msg/main.xsd", root="r")
+    assert [name for name, _ in bundle.documents] == ["msg/main.xsd", "common/t.xsd", "msg/k.xsd"]
+    assert open_type(bundle).model.invariants[0][1].type.builtin == "token"
+
+
+def test_an_import_may_lead_back_by_the_name_of_the_folder(make, tmp_path):
+    # Given two documents that import each other, each in a folder of its own
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    link = '<xs:import namespace="urn:{0}" schemaLocation="../{0}/{0}.xsd"/>'
+    part = '<xs:simpleType name="T"><xs:restriction base="{}"/></xs:simpleType>'
+    root = '<xs:element name="r" type="b:T" xmlns:b="urn:b"/>'
+    (tmp_path / "a/a.xsd").write_bytes(
+        make.schema(link.format("b") + root + part.format("xs:int"), 'targetNamespace="urn:a"')
+    )
+    (tmp_path / "b/b.xsd").write_bytes(
+        make.schema(link.format("a") + part.format("a:T"), 'targetNamespace="urn:b" xmlns:a="urn:a"')
+    )
+    # When it is read, expect it to be taken as before, with its digest
+    bundle = read_bundle(tmp_path / "a/a.xsd", root="r")
+    assert [name for name, _ in bundle.documents] == ["a.xsd", "../b/b.xsd", "../a/a.xsd"]
+    assert open_type(bundle).model.invariants[0][1].type.builtin == "int"
 
 
 def test_an_import_without_a_place_is_legal_where_nothing_of_it_is_used(make):
