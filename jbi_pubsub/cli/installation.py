@@ -67,7 +67,7 @@ def install(given: _Install) -> None:
             if key not in chosen:
                 chosen[key] = click.prompt(question, default=getattr(first, key), type=type(getattr(first, key)))
     answers = InstallOptions(**{**{key: getattr(first, key) for key in first.__dataclass_fields__}, **chosen})
-    where = places(is_system=given.system, home=Path.home())
+    where = places(is_system=given.system)
     is_new = write(where, answers, _program())
     click.echo(f"configuration: {where.configuration}" + ("" if is_new else ", as it was"))
     if not is_new and not_taken:
@@ -107,7 +107,7 @@ def uninstall(given: _Uninstall) -> None:
     from jbi_pubsub.node.identity import is_held
     from jbi_pubsub.node.installing import places, remove
 
-    where = places(is_system=given.system, home=Path.home())
+    where = places(is_system=given.system)
     if not where.unit.exists() and not where.configuration.exists():
         raise StorageError(
             f"no node is installed here: there is no {where.unit}",

@@ -72,7 +72,7 @@ class CommandSettings:
 
     def _loaded(self, own: Mapping[str, object]) -> tuple[Config, Origins]:
         flags = self._flags | {k.replace("__", "."): v for k, v in own.items() if v is not None}
-        file = Path(self._file) if self._file else default_file(os.environ, Path.cwd(), Path.home())
+        file = Path(self._file) if self._file else default_file(os.environ)
         return load(file=file, environment=os.environ, flags=flags)
 
     def node(self) -> str:

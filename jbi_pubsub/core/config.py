@@ -17,6 +17,7 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin
 import msgspec
 
 from .errors import ConfigurationError
+from .homes import home, user_folder
 from .near import near_name
 from .node_sections import NETWORK_NAME, DomainSection, GatewaySection, LogSection, NetworkSection, NodeSection
 from .section import Binding, Limit, Port, Section, Term, Wait
@@ -419,9 +420,8 @@ class Config(Section, frozen=True):
         directories); None: nowhere."""
         if self.types.cache:
             return None if self.types.cache == "none" else Path(self.types.cache)
-        own = Path(os.environ.get("XDG_CACHE_HOME", ""))
-        with suppress(RuntimeError):  # nobody's home
-            return (own if own.is_absolute() else Path.home() / ".cache") / "jbi-pubsub" / "types"
+        with suppress(ConfigurationError):  # nobody's home
+            return user_folder("XDG_CACHE_HOME", ".cache") / "jbi-pubsub" / "types"
         return None
 
     def security(self) -> Security:
@@ -468,15 +468,19 @@ def load(
 def effective() -> Config:
     """The configuration of this process, from its file and its JBI_* variables: what adapters use that are given
     none. Raises ConfigurationError."""
-    file = default_file(os.environ, Path.cwd(), Path.home())
-    return load(file=file, environment=os.environ)[0]
+    return load(file=default_file(os.environ), environment=os.environ)[0]
 
 
-def default_file(environment: Mapping[str, str], cwd: Path, home: Path) -> Path | None:
-    """The configuration file to use when none is named by a flag, or None."""
+def default_file(environment: Mapping[str, str]) -> Path | None:
+    """The configuration file to use when none is named by a flag, or None. A folder that is gone, can't be searched, or
+    is nobody's home has none."""
     if environment.get("JBI_CONFIG"):
         return Path(environment["JBI_CONFIG"])
-    return next((p for p in (cwd / "jbi.toml", home / ".config" / "jbi" / "jbi.toml") if p.is_file()), None)
+    for folder in (Path.cwd, lambda: home() / ".config" / "jbi"):
+        with suppress(OSError, ConfigurationError):
+            if (file := folder() / "jbi.toml").is_file():
+                return file
+    return None
 
 
 def entries(config: Config) -> Iterator[tuple[str, object]]:

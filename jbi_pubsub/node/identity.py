@@ -15,6 +15,7 @@ import msgspec
 
 from jbi_pubsub.core.errors import StorageError
 from jbi_pubsub.core.files import is_locked, locked, opened, written
+from jbi_pubsub.core.homes import user_folder
 from jbi_pubsub.core.values import from_json
 
 log = logging.getLogger("jbi_pubsub.node")
@@ -52,9 +53,8 @@ class NodeProcess(msgspec.Struct, frozen=True):
 
 
 def default_folder() -> Path:
-    """Folder of a node that none is configured for."""
-    state = os.environ.get("XDG_STATE_HOME")
-    return (Path(state) if state else Path.home() / ".local" / "state") / "jbi-pubsub" / "node"
+    """Folder of a node that none is configured for. Raises ConfigurationError: its user has no home."""
+    return user_folder("XDG_STATE_HOME", ".local/state") / "jbi-pubsub" / "node"
 
 
 class NodeFolder:

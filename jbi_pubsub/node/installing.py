@@ -4,7 +4,6 @@ the disk."""
 from __future__ import annotations
 
 import json
-import os
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Final
 
 from jbi_pubsub.core.config import load
 from jbi_pubsub.core.errors import ConfigurationError, StorageError
+from jbi_pubsub.core.homes import user_folder
 
 NAME: Final = "jbi-node"
 """Name of the unit."""
@@ -30,15 +30,14 @@ class Places:
     """The node's."""
 
 
-def places(*, is_system: bool, home: Path) -> Places:
-    """Places of the system's service, or of that of the user who lives in `home`: after the Filesystem Hierarchy
-    Standard 3.0 and the XDG Base Directory Specification 0.8."""
+def places(*, is_system: bool) -> Places:
+    """Places of the system's service, or of that of this user: after the Filesystem Hierarchy Standard 3.0 and the XDG
+    Base Directory Specification 0.8. Raises ConfigurationError: this user has no home."""
     if is_system:
         return Places(
             True, Path("/etc/jbi/node.toml"), Path(f"/etc/systemd/system/{NAME}.service"), Path(f"/var/lib/{NAME}")
         )
-    settings = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
-    state = Path(os.environ.get("XDG_STATE_HOME") or home / ".local" / "state")
+    settings, state = user_folder("XDG_CONFIG_HOME", ".config"), user_folder("XDG_STATE_HOME", ".local/state")
     return Places(
         False,
         settings / "jbi" / "node.toml",

@@ -84,9 +84,8 @@ def _ways(doors: Iterable[TunnelDoor]) -> dict[str, str]:
 
 def near_node(config: Config) -> NearNode | None:
     """The node of the folder on this host that the configuration means, if it runs."""
-    path = Path(config.node.folder) if config.node.folder else default_folder()
-    with suppress(JbiError):  # its folder is nobody's to look at
-        there = running(path)
+    with suppress(JbiError):  # its folder is nobody's to look at, or in nobody's home
+        there = running(Path(config.node.folder) if config.node.folder else default_folder())
         if there is not None:
             return NearNode(there.address, config)
     return None

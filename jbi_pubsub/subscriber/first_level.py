@@ -207,5 +207,5 @@ def _hinted_schema(root: Element, template: Document) -> Path | None:
     hint = root.get(f"{XSI}noNamespaceSchemaLocation") or (root.get(f"{XSI}schemaLocation") or "").split(" ")[-1]
     file = path_of(template)
     folders = [file.parent] if file is not None else []
-    candidates = [folder / hint for folder in (*folders, Path.cwd())] if hint and "://" not in hint else []
+    candidates = [folder / hint for folder in (*folders, Path())] if hint and "://" not in hint else []
     return next((path for path in candidates if path.is_file()), None)

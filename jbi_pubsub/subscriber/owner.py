@@ -15,6 +15,7 @@ from typing import Final
 from jbi_pubsub.core.config import ClientSection
 from jbi_pubsub.core.errors import ConfigurationError, StorageError
 from jbi_pubsub.core.files import written
+from jbi_pubsub.core.homes import user_folder
 from jbi_pubsub.protocol.ownership import MIN_SECRET
 
 MAX_NAME: Final = 64
@@ -39,19 +40,13 @@ def secret_of(name: str, client: ClientSection) -> str:
 def user_secret(file: str, what: str = "the secret of durable subscriptions", key: str = "[client] owner") -> str:
     """The secret in a file, which is made if it is missing; "" is the usual one. Raises ConfigurationError,
     StorageError."""
-    path = Path(file) if file else _usual()
+    path = Path(file) if file else user_folder("XDG_STATE_HOME", ".local/state") / "jbi-pubsub" / "secret"
     try:
         return _read(path, what) or _made(path, what)
     except OSError as exc:
         raise StorageError(
             f"{what}, {path}: {exc.strerror or exc}", hint=f"Name a file that can be written once: {key}"
         ) from exc
-
-
-def _usual() -> Path:
-    state = os.environ.get("XDG_STATE_HOME") or ""
-    folder = Path(state) if Path(state).is_absolute() else Path.home() / ".local" / "state"
-    return folder / "jbi-pubsub" / "secret"
 
 
 def _read(path: Path, what: str) -> str:

@@ -35,7 +35,7 @@ def test_installed_it_starts_and_uninstalled_nothing_stays(
 ) -> None:
     # Given a node that was installed without a question, for systemd to start later
     assert run(["node", "install", "--defaults", "--no-start", "--name", "tent-3", "--no-archive"]) == 0
-    where = places(is_system=False, home=home)
+    where = places(is_system=False)
     said = capsys.readouterr().out
     assert f"configuration: {where.configuration}\nunit: {where.unit}\n" in said
     assert "to do: systemctl --user enable --now jbi-node" in said
@@ -58,7 +58,7 @@ def test_installed_it_starts_and_uninstalled_nothing_stays(
 def test_what_was_configured_stays(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # Given an installation whose configuration somebody has changed; When it is installed again
     run(["node", "install", "--defaults", "--no-start"])
-    where = places(is_system=False, home=home)
+    where = places(is_system=False)
     where.configuration.write_text("[node]\nname = 'mine'\n")
     assert run(["node", "install", "--defaults", "--no-start", "--name", "other"]) == 0
     # Expect it as it was, and that what was asked for is told not to be taken
@@ -80,7 +80,7 @@ def test_what_no_node_would_start_with_is_not_installed(
     # Given such an answer; When it is installed, expect why not, and nothing written
     assert run(["node", "install", "--defaults", "--no-start", *words]) != 0
     assert why in capsys.readouterr().err
-    where = places(is_system=False, home=home)
+    where = places(is_system=False)
     assert not where.unit.exists()
     assert not where.configuration.exists()
     # And the same of a configuration that was there
@@ -107,13 +107,13 @@ def test_a_service_of_the_system_sees_no_homes() -> None:
 def test_with_nobody_to_ask_it_says_so(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["node", "install", "--no-start"]) == 2
     assert "pass --defaults" in capsys.readouterr().err
-    assert not places(is_system=False, home=home).unit.exists()
+    assert not places(is_system=False).unit.exists()
 
 
 @pytest.mark.parametrize("name", ['a"b', "50% \\n $HOME", "ünïcode", "[tls]\tx"])
 def test_a_configuration_says_what_was_answered(tmp_path: Path, name: str) -> None:
     # Given answers with whatever a person types; Expect them back from the file
-    where = places(is_system=True, home=tmp_path)
+    where = places(is_system=True)
     answers = InstallOptions(
         name, host="10.0.0.7", port=4161, multicast=True, archive=False, tls="/etc/jbi/tls", level="debug"
     )
@@ -130,7 +130,7 @@ def test_a_configuration_says_what_was_answered(tmp_path: Path, name: str) -> No
 @pytest.mark.parametrize("is_system", [True, False])
 def test_systemd_accepts_the_unit(tmp_path: Path, is_system: bool) -> None:
     # Given a unit; Expect no complaint of systemd's, and the system's with a user of its own and no privileges
-    text = unit(places(is_system=is_system, home=tmp_path), ["/bin/true"])
+    text = unit(places(is_system=is_system), ["/bin/true"])
     assert ("DynamicUser=yes" in text, "CapabilityBoundingSet=\n" in text) == (is_system, is_system)
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed")
