@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 a run that went wrong (one line on stderr), 2 wrong usage 
 from __future__ import annotations
 
 import logging
+import os
 import re
 import signal
 import sys
@@ -261,9 +262,17 @@ lookup_main, pad_main, codegen_main, study_main = map(_short_for, ("lookup", "pa
 
 
 def _end_with(arguments: Sequence[str]) -> NoReturn:
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed: without it the next file or socket would take its number
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115  # until we end
     for number in ending_signals():  # servers have a way of their own
         signal.signal(number, _terminated)
-    sys.exit(run(arguments))
+    code = run(arguments)
+    try:
+        sys.stdout.flush()
+    except OSError:  # what nobody reads: the interpreter would try again, and end with another code
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
 
 
 def _terminated(number: int, _frame: object) -> NoReturn:

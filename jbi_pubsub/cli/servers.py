@@ -328,9 +328,12 @@ def announce(as_json: bool, facts: dict[str, Any], text: str) -> None:
 
 
 def tell_ready(as_json: bool, facts: dict[str, Any], text: str) -> None:
-    """A line at once: others wait for it."""
-    click.echo(json.dumps(facts) if as_json else text)
-    sys.stdout.flush()
+    """A line at once: others wait for it. Where nobody reads our output any more, the log has it."""
+    try:
+        click.echo(json.dumps(facts) if as_json else text)
+        sys.stdout.flush()
+    except OSError as exc:
+        log.warning("%s (stdout: %s)", text, exc.strerror)
 
 
 class ServerProcess(Protocol):

@@ -78,5 +78,5 @@ def test_who_has_no_home_is_told_where_one_is_needed(nobody: None) -> None:
     assert near_node(Config()) is None
     needs: tuple[Callable[[], object], ...] = (default_folder, lambda: secret_of("fusion-1", ClientSection()))
     for need in needs:
-        with pytest.raises(ConfigurationError, match="no home folder. Set HOME"):
+        with pytest.raises(ConfigurationError, match="no home folder"):
             need()
