@@ -166,7 +166,7 @@ def match(given: _BenchMatch) -> None:
         rows = match_bench.run(sizes, lambda what: progress.update(task, description=what))
     facts = json.loads(msgspec.json.encode(rows))
     if given.out is not None:
-        given.out.write_text(json.dumps(facts, indent=1))
+        given.out.write_text(json.dumps(facts, indent=1), "utf-8")
     if given.as_json:
         click.echo(json_text(facts))
     else:

@@ -60,6 +60,6 @@ def _write(files: dict[Path, str]) -> None:
     try:
         for path, text in files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+            path.write_text(text, "utf-8")
     except OSError as exc:
         raise ConfigurationError(f"plots: {exc.filename}: {exc.strerror or exc}", hint="Give another place") from exc

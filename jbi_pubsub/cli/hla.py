@@ -252,7 +252,7 @@ def _one(given: _Explore, counts: tuple[int, ...]) -> Explored:
     edges, policy = _edges(given.bridges, len(counts)), _policy(given.file, given.cells)
     if script is not None:
         with blamed(f"script {script}"):
-            found = Scenario(script.stem, "", "", script.read_text())
+            found = Scenario(script.stem, "", "", script.read_text("utf-8"))
     elif name in SCENARIOS:
         found = SCENARIOS[name]
     else:

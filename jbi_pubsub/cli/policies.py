@@ -248,7 +248,7 @@ def append_policy(path: Path, table: Mapping[str, Any]) -> str:
     """Write a policy behind what a file says, if all of it can be used then; what was written. Raises PolicyError, or
     ConfigurationError for a file that can't be written."""
     try:
-        before = path.read_text("utf-8") if path.exists() else ""
+        before = path.read_text("utf-8-sig") if path.exists() else ""
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigurationError(f"{path} can't be read: {exc}") from exc
     text = dumped({"policy": [table]})

@@ -186,7 +186,7 @@ def _tapping(configured: CommandSettings, data: Path) -> Iterator[Callable[[], N
     """A tap of its own process, as by `jbi study export`, that writes to a data set meanwhile."""
     words = [*configured.words(), "study", "export", "--seconds", TAP_FOR, "--resume", "--out", str(data), "--json"]
     words += ["--parent", str(os.getpid())]  # else it would go on without us, up to its gigabyte
-    with TemporaryFile("w+") as said:
+    with TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
         tap = subprocess.Popen(  # noqa: S603  # ourselves
             [sys.executable, "-m", "jbi_pubsub", *words], stdout=subprocess.DEVNULL, stderr=said
         )

@@ -508,14 +508,15 @@ def _from_file(file: Path | None) -> Iterator[tuple[str, object, str]]:
     if file is None:
         return
     try:
-        document = tomllib.loads(file.read_text())
-    except (OSError, ValueError, RecursionError) as exc:  # ValueError: no UTF-8, no TOML, a zero byte in the name
+        document = tomllib.loads(file.read_text(encoding="utf-8-sig"))
+    except OSError as exc:
+        hint = "Name one that can be read by --config or JBI_CONFIG"
+        raise ConfigurationError(f"configuration file {file}: {exc.strerror}", hint=hint) from exc
+    except (ValueError, RecursionError) as exc:  # ValueError: no UTF-8, no TOML, a zero byte in the name
         why = "too many brackets within each other" if isinstance(exc, RecursionError) else exc
-        hint = 'It is TOML: texts need quotes, "..."; `jbi config` lists every setting'
-        raise ConfigurationError(
-            f"configuration file {file}: {exc.strerror if isinstance(exc, OSError) else why}",
-            hint=_near_value(file) or hint if isinstance(exc, tomllib.TOMLDecodeError) else hint,
-        ) from exc
+        hint = 'It is TOML in UTF-8: texts need quotes, "..."; `jbi config` lists every setting'
+        hint = _near_value(file) or hint if isinstance(exc, tomllib.TOMLDecodeError) else hint
+        raise ConfigurationError(f"configuration file {file}: {why}", hint=hint) from exc
     for section, table in document.items():
         if not isinstance(table, dict):
             raise ConfigurationError(f"{file}: {section} is outside a section", hint=_sections_hint())

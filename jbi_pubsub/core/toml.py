@@ -6,6 +6,7 @@ our own, which looks at nothing but where keys, values and elements begin.
 
 from __future__ import annotations
 
+import codecs
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -128,6 +129,7 @@ def text_of(data: bytes) -> str:
     """The text of a file, of which MAX_BYTES + 1 have been read. Raises TomlError."""
     if len(data) > MAX_BYTES:
         raise TomlError(f"more than {MAX_BYTES >> 20} MB")
+    data = data.removeprefix(codecs.BOM_UTF8)  # some editors begin a file with it
     try:
         return data.decode()
     except UnicodeDecodeError as exc:

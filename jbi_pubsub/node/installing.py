@@ -136,7 +136,7 @@ def write(where: Places, answers: InstallOptions, program: Iterable[str]) -> boo
         for file, text in ((where.configuration, configuration(answers, where)), (where.unit, unit(where, program))):
             file.parent.mkdir(parents=True, exist_ok=True)
             if file == where.unit or is_new:
-                file.write_text(text)
+                file.write_text(text, "utf-8")
     except OSError as exc:
         raise _refused(where, exc) from exc
     return is_new

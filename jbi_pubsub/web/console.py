@@ -326,7 +326,7 @@ def said(exc: JbiError) -> str:
 
 def mount(application: FastAPI) -> None:
     """Mount NiceGUI with what all pages need. Once in a process."""
-    ui.add_head_html(f"<style>{(Path(__file__).parent / 'console.css').read_text()}</style>", shared=True)
+    ui.add_head_html(f"<style>{(Path(__file__).parent / 'console.css').read_text('utf-8')}</style>", shared=True)
     ui.run_with(
         application, title="jbi-pubsub", language="en-US", dark=None, favicon="📡", tailwind=False,
         reconnect_timeout=3.0, gzip_middleware_factory=None, show_welcome_message=False, binding_refresh_interval=None,

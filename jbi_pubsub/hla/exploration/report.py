@@ -35,7 +35,7 @@ def page(explored: Sequence[Explored]) -> str:
     """The whole page."""
     parts = [
         "<!doctype html><html lang='en'><meta charset='utf-8'><meta name='viewport' content='width=device-width'>",
-        f"<title>Bridges between federations</title><style>\n{(DATA / 'report.css').read_text()}</style>",
+        f"<title>Bridges between federations</title><style>\n{(DATA / 'report.css').read_text('utf-8')}</style>",
         "<h1>Bridges between federations</h1>",
         "<p>Six problems of bridges, four kinds of solutions; each cell with scripts of which every order was tried.",
         " Federates of each federation: ",

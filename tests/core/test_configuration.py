@@ -1,16 +1,20 @@
-"""The configuration's file and a user's folders, where the folders are gone, can't be searched, or are nobody's."""
+"""The configuration's file: where it is, and how it is read; and a user's folders that are gone, can't be searched, or
+are nobody's."""
 
 from __future__ import annotations
 
 import pwd
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
-from jbi_pubsub.core.config import ClientSection, Config, default_file, effective
+from jbi_pubsub.core.config import ClientSection, Config, default_file, effective, load
 from jbi_pubsub.core.errors import ConfigurationError
+from jbi_pubsub.core.toml import TomlError, read
 from jbi_pubsub.node.identity import default_folder
 from jbi_pubsub.node.reaching import near_node
 from jbi_pubsub.subscriber.owner import secret_of
@@ -80,3 +84,39 @@ def test_who_has_no_home_is_told_where_one_is_needed(nobody: None) -> None:
     for need in needs:
         with pytest.raises(ConfigurationError, match="no home folder"):
             need()
+
+
+@pytest.mark.processes
+def test_a_configuration_is_utf_8_in_any_locale(tmp_path: Path) -> None:
+    # Given a file as an editor of Windows saves it, with its mark, and a process in the C locale; Expect the name in it
+    file = tmp_path / "jbi.toml"
+    file.write_bytes('[lookup]\ngroups = ["zürich"]\n'.encode("utf-8-sig"))
+    script = "from jbi_pubsub.core.config import effective; print(ascii(effective().lookup.groups))"
+    environment = {"JBI_CONFIG": str(file), "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    said = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60.0, check=False
+    )
+    assert said.stdout == "('z\\xfcrich',)\n"
+
+
+def test_a_policy_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    # Given such a file with a fault behind it; Expect it read, and the fault where an editor shows it
+    file = tmp_path / "policy.toml"
+    file.write_bytes('name = "zürich"\n'.encode("utf-8-sig"))
+    assert read(file) == {"name": "zürich"}
+    file.write_bytes(b'\xef\xbb\xbfname = "z\xfcrich"\n')
+    with pytest.raises(TomlError, match="not UTF-8") as caught:
+        read(file)
+    assert caught.value.place == (1, 10)
+
+
+@pytest.mark.parametrize(
+    ("content", "hint"), [(None, "Name one that can be read"), ("[lookup]\nport = x\n", "It is TOML in UTF-8")]
+)
+def test_the_hint_is_of_what_is_wrong_with_the_file(content: str | None, hint: str, tmp_path: Path) -> None:
+    file = tmp_path / "jbi.toml"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(ConfigurationError) as caught:
+        load(file=file, environment={})
+    assert caught.value.hint.startswith(hint)
