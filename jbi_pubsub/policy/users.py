@@ -8,9 +8,9 @@ The file has a line a user, `name:$scrypt$ln=14,r=8,p=1$SALT$KEY` (RFC 7914; the
 written by `jbi users` alone.
 
 The directory is asked by python-ldap (the only `ldap`), with one simple bind (RFC 4513, section 5.1.3) a login, over
-TLS. It tells nobody when an account goes: what stands ends with its connection, or when rules say so. python-ldap needs
-headers of OpenLDAP to be built, which were missing where this was written: the code follows its documentation, and its
-tests use a stand-in of that interface.
+TLS. It tells nobody when an account goes: what stands ends with its connection, or when rules say so. A directory takes
+a name in any case and width, and rules do not: the name must be that of the user's entry. The tests use a stand-in of
+python-ldap; the code has run with OpenLDAP 2.5.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
@@ -36,8 +37,16 @@ import msgspec
 from jbi_pubsub.core.access import AccessPolicy, Action, Decision, Passing, Subject
 from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import AccessDeniedError, ConfigurationError, PolicyError, WireError, WireTimeoutError
+from jbi_pubsub.core.errors import (
+    AccessDeniedError,
+    ConfigurationError,
+    JbiError,
+    PolicyError,
+    WireError,
+    WireTimeoutError,
+)
 from jbi_pubsub.core.files import Watched, written
+from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.status import AccessStatus, UsersStatus
 from jbi_pubsub.core.wire.endpoint import Caller, Login
 from jbi_pubsub.core.xml import give_back
@@ -75,6 +84,9 @@ KNOWN_MOST: Final = 256
 """Passwords that were right, which are not checked by scrypt again: clients come back often."""
 LDAP_SECONDS: Final = 5
 """For a directory to answer."""
+STAYS: Final = "Who is logged in stays so"
+LDAP_MOST: Final = 16
+"""Logins that ask a directory at once. No timeout of the library covers the TLS handshake: a silent one keeps them."""
 
 
 class Users(Protocol):
@@ -86,7 +98,8 @@ class Users(Protocol):
         ...
 
     def check(self, user: str, password: str) -> str | None:
-        """Proof that the password is right; None: it is not. Raises WireError: nobody can say now."""
+        """Proof that the password is right; None: it is not. Raises WireError when nobody can say now, and
+        AccessDeniedError when it is right, but the name is written otherwise."""
         ...
 
     def holds(self, user: str, proof: str) -> bool:
@@ -273,9 +286,11 @@ class Directory:
         self._url = f"{parts.scheme}://{parts.netloc}"
         self._ca = ca
         self._starts_tls = parts.scheme == "ldap" and not insecure
+        self._has_tls = parts.scheme == "ldaps" or self._starts_tls
+        self._places = threading.BoundedSemaphore(LDAP_MOST)
         try:
             self._ldap: Any = importlib.import_module("ldap")
-            self._escape: Callable[[str], str] = importlib.import_module("ldap.dn").escape_dn_chars
+            self._dn: Any = importlib.import_module("ldap.dn")
         except ImportError as exc:
             raise ConfigurationError(
                 f"[policy] users {self._url} needs the library python-ldap: {exc}",
@@ -288,31 +303,107 @@ class Directory:
         is refused here."""
         if not password or len(password) > PASSWORD_MOST or not NAME.fullmatch(user):
             return None
+        if not self._places.acquire(timeout=WAIT_SECONDS):
+            raise self._silence()
+        answer: list[bool | JbiError] = []
+        asking = threading.Thread(target=self._ask, args=(user, password, answer), name="directory-login", daemon=True)
+        asking.start()
+        asking.join(LDAP_SECONDS)
+        if not answer:
+            raise self._silence()
+        if isinstance(answer[0], JbiError):
+            raise answer[0]
+        return self._url if answer[0] else None
+
+    def _silence(self) -> WireTimeoutError:
+        return WireTimeoutError(f"the directory {self._url} has not answered within {LDAP_SECONDS} s", hint=STAYS)
+
+    def _ask(self, user: str, password: str, answer: list[bool | JbiError]) -> None:
+        with guarded("directory-login"):
+            try:
+                answer.append(self._is_right(user, password))
+            except JbiError as exc:
+                answer.append(exc)
+        self._places.release()
+
+    def _is_right(self, user: str, password: str) -> bool:
         ldap = self._ldap
         connection = ldap.initialize(self._url)
+        name = self._name.replace("{}", self._dn.escape_dn_chars(user))
         try:
-            connection.set_option(ldap.OPT_NETWORK_TIMEOUT, LDAP_SECONDS)
-            connection.set_option(ldap.OPT_TIMEOUT, LDAP_SECONDS)
-            connection.set_option(ldap.OPT_REFERRALS, 0)
-            connection.set_option(ldap.OPT_X_TLS_REQUIRE_CERT, ldap.OPT_X_TLS_DEMAND)
-            if self._ca is not None:
-                connection.set_option(ldap.OPT_X_TLS_CACERTFILE, str(self._ca))
-            connection.set_option(ldap.OPT_X_TLS_NEWCTX, 0)
+            self._set_up(connection)
             if self._starts_tls:
                 connection.start_tls_s()
-            connection.simple_bind_s(self._name.replace("{}", self._escape(user)), password)
+            connection.simple_bind_s(name, password)
+            self._check_spelling(connection, name, user)
         except ldap.INVALID_CREDENTIALS:
-            return None
+            return False
         except ldap.LDAPError as exc:
-            raise WireError(
-                f"the directory {self._url} can't be asked: {exc}", hint="Who is logged in stays so"
-            ) from exc
+            raise self._failure(exc) from exc
         finally:
             try:
                 connection.unbind_s()
             except ldap.LDAPError as exc:  # it is gone: that is what was wanted
                 log.debug("directory %s: %s", self._url, exc)
-        return self._url
+        return True
+
+    def _set_up(self, connection: Any) -> None:
+        """Raises WireError for authorities that can't be read."""
+        ldap = self._ldap
+        connection.set_option(ldap.OPT_NETWORK_TIMEOUT, LDAP_SECONDS)
+        connection.set_option(ldap.OPT_TIMEOUT, LDAP_SECONDS)
+        connection.set_option(ldap.OPT_REFERRALS, 0)
+        if not self._has_tls:
+            return
+        connection.set_option(ldap.OPT_X_TLS_REQUIRE_CERT, ldap.OPT_X_TLS_DEMAND)
+        if self._ca is not None:
+            trusted = {ldap.OPT_X_TLS_CACERTFILE: str(self._ca)}
+        else:  # those of the system: a new context has none
+            trusted = {each: ldap.get_option(each) for each in (ldap.OPT_X_TLS_CACERTFILE, ldap.OPT_X_TLS_CACERTDIR)}
+        for option, place in trusted.items():
+            if place:
+                connection.set_option(option, place)
+        try:
+            connection.set_option(ldap.OPT_X_TLS_NEWCTX, 0)
+        except ValueError as exc:
+            places = " and ".join(filter(None, trusted.values()))
+            raise WireError(
+                f"the directory {self._url} can't be asked: no authorities can be read from {places}", hint=STAYS
+            ) from exc
+
+    def _check_spelling(self, connection: Any, name: str, user: str) -> None:
+        """Raises AccessDeniedError for a name that is not written as that of the user's entry, or, where he may not
+        read that, not in small letters of ASCII."""
+        ldap = self._ldap
+        try:
+            entries = connection.search_s(name, ldap.SCOPE_BASE, attrlist=["1.1"])
+        except (ldap.NO_SUCH_OBJECT, ldap.INSUFFICIENT_ACCESS, ldap.INVALID_DN_SYNTAX):
+            entries = []
+        hint = "Log in by the name of its entry, with capital and small letters as there"
+        if entries:
+            is_own = self._part(entries[0][0]) == self._part(name)
+        else:
+            is_own = user.isascii() and user == user.lower()
+            hint = "Users can't read their entries there: log in by the name in small letters of ASCII"
+        if not is_own:
+            raise AccessDeniedError(
+                f"{user!r} is not as the directory {self._url} writes this user's name", hint=hint, action="connect"
+            )
+
+    def _part(self, name: str) -> list[set[str]]:
+        """Values in the part of a distinguished name that has the user's."""
+        at = len(self._dn.str2dn(self._name.partition("{}")[0])) - 1
+        return [{value for _, value, _ in part} for part in self._dn.str2dn(name)[at : at + 1]]
+
+    def _failure(self, exc: Exception) -> WireError:
+        """An error of python-ldap, for people."""
+        said = exc.args[0] if exc.args and isinstance(exc.args[0], dict) else {}
+        told = ": ".join(str(said[each]) for each in ("desc", "info") if said.get(each)) or str(exc)
+        hint = STAYS
+        if self._has_tls and isinstance(exc, (self._ldap.SERVER_DOWN, self._ldap.CONNECT_ERROR)):
+            ca = self._ca or "an authority of the system (TLS_CACERT in ldap.conf)"
+            hint = f"Is it there, and its certificate for that name and from {ca}? {hint}"
+        return WireError(f"the directory {self._url} can't be asked: {told}", hint=hint)
 
     def holds(self, user: str, proof: str) -> bool:  # noqa: ARG002  # the protocol's; a directory tells nobody
         """See Users."""
@@ -363,11 +454,16 @@ class UsersPolicy(Passing):
         is_too_much = tries >= FAILURES_MOST or self._tried(peer) >= PEER_FAILURES_MOST
         if self._users is None or (tries >= KNOWN_FAILURES_MOST if is_known else is_too_much):
             raise _wrong(user)
-        proof = self._users.check(user, password)
+        refused = partial(self._inner.record, caller, "connect", Subject(name=user[:100]), Decision(False, "users"))
+        try:
+            proof = self._users.check(user, password)
+        except AccessDeniedError:
+            refused()
+            raise
         if proof is None:
             self._note(peer, PEER_FAILURES_MOST)
             self._note(pair, KNOWN_FAILURES_MOST)
-            self._inner.record(caller, "connect", Subject(name=user[:100]), Decision(False, "users"))
+            refused()
             if tries >= FAILURES_MOST:
                 self._pause(SLOW_SECONDS)
             raise _wrong(user)

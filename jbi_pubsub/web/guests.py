@@ -4,7 +4,8 @@ in as he: servers check him, and rules see him, as if he had connected himself.
 Who a request comes from is decided here alone, and asked as `connect` of component `gateway`, by the policy of the
 gateway's process. Wrong passwords are counted against who sends them, as at any server (policy/users.py), and reach no
 server. Whether a user's account still stands and he may connect is asked every TIDY_SECONDS of the gateway: else what
-he has there ends.
+he has there ends. A directory says nothing of that: his password is checked again with the first request after
+CHECKED_SECONDS.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import asyncio
 import base64
 import binascii
 import hmac
+import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -26,7 +28,7 @@ import msgspec
 from jbi_pubsub.capi.connection import Share
 from jbi_pubsub.core.access import Accounts, Action, Subject, demand, denied
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import AccessDeniedError, BackPressureError
+from jbi_pubsub.core.errors import AccessDeniedError, BackPressureError, WireError
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.hosts import with_port
 from jbi_pubsub.core.info_object import TypeName
@@ -39,14 +41,20 @@ from .common import Common
 from .feeds import EventFeeds
 from .publishing import GatewayPublisher
 
+log = logging.getLogger("jbi_pubsub.web")
+
 GUESTS_MOST: Final = 16
 """Users at once, each with the bounds of one client; one that does nothing goes for another."""
 LOGINS_MOST: Final = 8
 """Passwords that are checked or wait to be: the threads are for those who are in."""
 IDLE_SECONDS: Final = 60.0
 """After which what is kept for a user who does nothing ends."""
+CHECKED_SECONDS: Final = 2.0
+"""A password that was right is checked with the next request after that."""
 _USERS: Final = "users"
 """The rule of a decision about an account that is none any more (policy/users.py)."""
+
+_BASIC: Final = "Authorization: Basic, with user and password"
 
 T = TypeVar("T")
 
@@ -77,7 +85,8 @@ class Guest:
         self.client = ("", 0)
         """Where his last request came from (address, port)."""
         self.calls = 0
-        self.used = time.monotonic()
+        self.used = self.checked = time.monotonic()
+        self.checking = asyncio.Lock()
         self._config = config
         self._subscriber: SubscriberAdapter | None = None
         self._ending = threading.Thread(target=self._end_common, name="jbi-gateway-end", daemon=True)
@@ -168,6 +177,8 @@ class Guests:
             if guest is not None and self._refused_by(self._caller(client, guest)) == _USERS:
                 self._end(login)
                 guest = None
+            if guest is not None:
+                guest = await self._checked(login, guest, client)
             if guest is None:
                 guest = await self._log_in(login, client)
         elif self._token and scheme.lower() == "bearer" and hmac.compare_digest(said.strip().encode(), self._token):
@@ -242,7 +253,7 @@ class Guests:
             try:
                 proof = await self._call(lambda: accounts.login(caller, user, password), caller.place.peer)
             except AccessDeniedError as exc:
-                raise NobodyError(exc.message, "Authorization: Basic, with user and password") from exc
+                raise NobodyError(exc.message, _BASIC) from exc
         guest = self._guests.get(login)  # another request was first
         if guest is None:
             self._make_room()
@@ -251,6 +262,30 @@ class Guests:
             guest = self._guests.setdefault(login, Guest(config, self._call, user=user, proof=proof))
             guest.client = client
         return guest
+
+    async def _checked(self, login: tuple[str, str], guest: Guest, client: tuple[str, int]) -> Guest | None:
+        """The same, after another look at his password, if the last is long ago; None: he has left meanwhile. He stays
+        when nobody can say. Raises NobodyError, BackPressureError."""
+        accounts = self._accounts
+        assert accounts is not None
+        async with guest.checking:
+            if time.monotonic() - guest.checked < CHECKED_SECONDS:
+                return guest
+            if self._guests.get(login) is not guest:
+                return None
+            caller = self._caller(client, guest)
+            try:
+                with guest.in_use():
+                    await self._call(lambda: accounts.login(caller, *login), f"password of {guest.user}")
+            except AccessDeniedError as exc:
+                self._end(login)
+                raise NobodyError(exc.message, _BASIC) from exc
+            except BackPressureError:
+                raise
+            except WireError as exc:
+                log.warning("%s stays: %s", guest.user, exc)
+            guest.checked = time.monotonic()
+            return guest
 
     def _make_room(self) -> None:
         """Raises BackPressureError."""

@@ -2,7 +2,8 @@
 component `web`; with [web] admin those that may `administer` as well change something.
 
 Wrong passwords are counted against who sends them, as at any server (policy/users.py). A session ends when its account
-goes or has another password, and when the rules say otherwise than they did at its login.
+goes or has another password, of which a directory says nothing, and when the rules say otherwise than they did at its
+login.
 """
 
 from __future__ import annotations

@@ -17,16 +17,14 @@ from jbi_pubsub import PublisherAdapterLight, SubscriberAdapter
 from jbi_pubsub.capi import ConnectionManager, PermissionDeniedException
 from jbi_pubsub.cli.app import run
 from jbi_pubsub.codegen.repository import TypeRepository
-from jbi_pubsub.core.access import AllowAll, Subject
+from jbi_pubsub.core.access import AllowAll
 from jbi_pubsub.core.config import ClientSection, Config, PolicySection
 from jbi_pubsub.core.errors import (
     AccessDeniedError,
-    ConfigurationError,
     JbiError,
     LookupNotFoundError,
     PolicyError,
     ProtocolError,
-    WireError,
 )
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import LOGIN, ControlClient
@@ -46,7 +44,6 @@ from jbi_pubsub.policy.users import (
     RIGHT_SECONDS,
     SLOW_SECONDS,
     Account,
-    Directory,
     PasswordFile,
     UsersPolicy,
     memory_of,
@@ -399,97 +396,6 @@ def test_users_without_rules_are_told_to_guard_nothing(tmp_path: Path, caplog: p
     for file, count in ((str(rules), 0), ("", 1)):
         with_users(AllowAll(), Config(policy=PolicySection(file=file, users=str(users)))).close()
         assert len([each for each in caplog.messages if "everybody may do everything" in each]) == count
-
-
-# -- the directory ------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def directory(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """A stand-in for python-ldap: the calls that it got, and the passwords by name."""
-    said: dict[str, Any] = {"calls": [], "known": {}, "away": False}
-    ldap, dn = types.ModuleType("ldap"), types.ModuleType("ldap.dn")
-
-    class LDAPError(Exception):
-        pass
-
-    class InvalidCredentialsError(LDAPError):
-        pass
-
-    class Connection:
-        def set_option(self, option: str, value: Any) -> None:
-            said["calls"].append((option, value))
-
-        def start_tls_s(self) -> None:
-            said["calls"].append("start_tls")
-
-        def simple_bind_s(self, who: str, password: str) -> None:
-            said["calls"].append(("bind", who))
-            if said["away"]:
-                raise LDAPError("Can't contact LDAP server")
-            if said["known"].get(who) != password:
-                raise InvalidCredentialsError
-
-        def unbind_s(self) -> None:
-            said["calls"].append("unbind")
-
-    def initialize(url: str) -> Connection:
-        said["calls"].append(url)
-        return Connection()
-
-    for name in ("NETWORK_TIMEOUT", "TIMEOUT", "REFERRALS", "X_TLS_REQUIRE_CERT", "X_TLS_DEMAND", "X_TLS_NEWCTX"):
-        setattr(ldap, f"OPT_{name}", name)
-    ldap.LDAPError, ldap.INVALID_CREDENTIALS, ldap.initialize = LDAPError, InvalidCredentialsError, initialize  # type: ignore[attr-defined]
-    dn.escape_dn_chars = lambda text: text.replace(",", "\\,")  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "ldap", ldap)
-    monkeypatch.setitem(sys.modules, "ldap.dn", dn)
-    return said
-
-
-URL = "ldap://ldap.example.org/uid={},ou=people,dc=example,dc=org"
-
-
-@pytest.mark.row("G-180")
-def test_a_directory_is_asked_by_a_bind_over_tls(directory: dict[str, Any]) -> None:
-    # Given a directory that knows alice
-    directory["known"]["uid=alice,ou=people,dc=example,dc=org"] = "a"
-    users = Directory(URL)
-    # Expect her password to be right, over TLS with a certificate that holds; no other one; an empty one never asked
-    assert users.check("alice", "a") == "ldap://ldap.example.org"
-    calls = directory["calls"]
-    assert calls[0] == "ldap://ldap.example.org"
-    assert ("X_TLS_REQUIRE_CERT", "X_TLS_DEMAND") in calls
-    assert calls[-3:] == ["start_tls", ("bind", "uid=alice,ou=people,dc=example,dc=org"), "unbind"]
-    calls.clear()
-    assert (users.check("alice", ""), users.check("a b", "a"), calls) == (None, None, [])
-    assert users.check("alice", "b") is None
-    users.check("alice,ou=admins", "a")
-    assert ("bind", "uid=alice\\,ou=admins,ou=people,dc=example,dc=org") in calls
-
-
-def test_a_directory_that_is_away_is_told_and_who_is_in_stays(directory: dict[str, Any]) -> None:
-    users = Directory(URL)
-    directory["away"] = True
-    with pytest.raises(WireError, match="can't be asked"):
-        users.check("alice", "a")
-    assert users.holds("alice", "ldap://ldap.example.org")
-    policy = UsersPolicy(AllowAll(), users)
-    caller = Caller("x", "alice", PortPlace(user="alice", proof="ldap://ldap.example.org"))
-    assert policy.allow(caller, "publish", Subject())
-
-
-def test_without_the_library_it_is_told_which_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ldap", None)
-    with pytest.raises(ConfigurationError, match=r"jbi-pubsub\[ldap\]"):
-        Directory(URL)
-
-
-@pytest.mark.parametrize(
-    "url", ["ldap://host", "ldap://host/uid=x", "http://host/{}", "ldap:///uid={}", "ldap://h/{}{}"]
-)
-def test_a_url_that_is_none(directory: dict[str, Any], url: str) -> None:
-    with pytest.raises(ConfigurationError, match="is not a directory"):
-        Directory(url)
 
 
 # -- the command --------------------------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from jbi_pubsub.policy.users import FAILURES_MOST, Account, write_accounts
+from jbi_pubsub.core.errors import WireError
+from jbi_pubsub.policy.users import FAILURES_MOST, Account, PasswordFile, write_accounts
 from jbi_pubsub.web import common, gateway, guests, handlers
 from jbi_pubsub.web.listing import OPERATIONS
 from jbi_pubsub.web.operations import MULTIPART, Operation
@@ -213,6 +214,30 @@ def test_a_user_who_is_none_any_more_is_out_though_a_stream_is_open(
     eventually(lambda: not it.gateway.guests._guests)
     stream.answer.read()  # to its end
     assert it.ask("GET", "/v1/types", Authorization=BOB).status == 401
+    assert it.ask("GET", "/v1/types", Authorization=basic("bob", "other")).status == 200
+    stream.close()
+
+
+def test_a_directory_is_asked_again_about_who_goes_on(
+    reached: Callable[..., Any],
+    users: str,
+    policy: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    eventually: Callable[..., Any],
+) -> None:
+    # Given accounts that say nothing by themselves when they change, as in a directory, and bob with a stream
+    monkeypatch.setattr(PasswordFile, "holds", lambda *_: True)
+    monkeypatch.setattr(guests, "CHECKED_SECONDS", 0.0)
+    it = reached(archive=False, users=users, policy=str(policy))
+    stream = it.stream(f"{TYPE}/subscribe", Authorization=BOB)
+    # When nobody can say, expect him to stay
+    with monkeypatch.context() as away:
+        away.setattr(PasswordFile, "check", lambda *_: (_ for _ in ()).throw(WireError("no directory")))
+        assert it.ask("GET", "/v1/types", Authorization=BOB).status == 200
+    # When his password is another, expect the old one to be wrong, and what he had by it to end, and the new one right
+    write_accounts(Path(users), {"bob": Account.of("bob", "other")})
+    eventually(lambda: it.ask("GET", "/v1/types", Authorization=BOB).status == 401)
+    stream.answer.read()  # to its end
     assert it.ask("GET", "/v1/types", Authorization=basic("bob", "other")).status == 200
     stream.close()
 
