@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from .codegen.repository import TypeRepository
 from .core.config import Config
+from .core.process import Birthplace
 from .lookup.registrar import Registrar, RegistrarLimits
 from .lookup.server import LookupServer
 from .pad.server.server import DisseminationServer
@@ -30,7 +31,8 @@ FLUSH_SECONDS: Final = 0.5
 
 
 class LocalFederation:
-    """A lookup service, and what is added to it; `with` starts it, and ends all of it, what came last first.
+    """A lookup service, and what is added to it; `with` starts it, and ends all of it, what came last first. A forked
+    child that leaves the `with` ends nothing: the federation is its parent's.
 
     `config` holds further settings, such as a shorter lease; no file and no JBI_* variable is read. Where servers
     listen, and which lookup services are asked, is the federation's. Its lookup services serve `group`, which is a name
@@ -46,13 +48,15 @@ class LocalFederation:
         self.stack: Final = ExitStack()
         """Whatever else is to end with the federation."""
         self.lookups: Final[list[LookupServer]] = []
+        self._birthplace = Birthplace()
 
     def __enter__(self) -> Self:
         self.lookup()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
-        self.stack.close()
+        if self._birthplace.is_here():
+            self.stack.close()
 
     def lookup(self, limits: RegistrarLimits | None = None, **changes: Any) -> LookupServer:
         """One more lookup service, of other [lookup] settings with `changes`; parties from now on know all of them."""

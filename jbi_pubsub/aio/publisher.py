@@ -36,7 +36,6 @@ class _OpenPublisher(PublisherAdapterLight):
         self, registration: RegistrationUid, metadata: Document | None, payload: Payload, seconds: float
     ) -> tuple[bytes, Payload]:
         """An object read and checked, not published. Raises as `publish`."""
-        self._check_open()
         publication, _ = self._publication(registration)
         data = metadata_bytes(metadata)
         publication.check(data)

@@ -13,7 +13,8 @@
 The RTI is found in the lookup service by the federation's name; no address stands in a federate. One thread of the
 ambassador reads what comes, and says every third of a lease that the federate lives. Callbacks wait until they are
 evoked. When the RTI is gone, or has resigned the federate, the callback `connection_lost` says so, and calls raise
-NotConnected; the federate may join again.
+NotConnected; the federate may join again. In a forked child calls raise it as well: the federate is its parent's, which
+the child does not resign.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from typing import Any, Final, Self
 from jbi_pubsub.core.arguments import called, check_callbacks
 from jbi_pubsub.core.config import Config, effective
 from jbi_pubsub.core.errors import JbiError, LookupNotFoundError, ProtocolError
+from jbi_pubsub.core.process import Birthplace
 from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.core.wire.endpoint import DATA, dial
 from jbi_pubsub.core.wire.stream import Hello, StreamSocket, greet
@@ -60,6 +62,7 @@ class RTIAmbassador(FederateServices, SupportServices):
     def __init__(self, config: Config | None = None) -> None:
         """`config`: that of the process by default (its file and JBI_* variables)."""
         self._config = config or effective()
+        self._birthplace = Birthplace()
         self._community: JoinManager | None = None
         self._ambassador = FederateAmbassador()
         self._fom: Fom | None = None
@@ -92,6 +95,7 @@ class RTIAmbassador(FederateServices, SupportServices):
         """Set the receiver of callbacks; and look for lookup services (clause 4.2). Raises ConfigurationError, and
         ArgumentError for a callback that is an `async def`."""
         callbacks = [name for name in dir(FederateAmbassador) if not name.startswith("_")]
+        self._check_here()
         check_callbacks("RTIAmbassador.connect", "ambassador", ambassador, callbacks)
         self._ambassador = ambassador
         if self._community is None:
@@ -99,6 +103,8 @@ class RTIAmbassador(FederateServices, SupportServices):
 
     def disconnect(self) -> None:
         """Resign, if that is not done, and end all threads (clause 4.3)."""
+        if not self._birthplace.is_here():
+            return
         self.leave()
         if self._community is not None:
             self._community.close()
@@ -106,6 +112,7 @@ class RTIAmbassador(FederateServices, SupportServices):
 
     def leave(self) -> None:
         """Resign, if that is not done; it can join again."""
+        self._check_here()
         if self._link is not None and not self._link.lost:
             with contextlib.suppress(JbiError):  # the RTI may be gone, and finds out that we are
                 self.resign_federation_execution("cancel_then_delete_then_divest")
@@ -191,6 +198,7 @@ class RTIAmbassador(FederateServices, SupportServices):
 
     def _found(self, template: ServiceTemplate, timeout: float) -> list[ServiceItem]:
         """Services that match and live, as soon as there are some."""
+        self._check_here()
         if self._community is None:
             raise NotConnected("the ambassador is not connected", hint="Call connect first")
         end = time.monotonic() + timeout
@@ -230,9 +238,14 @@ class RTIAmbassador(FederateServices, SupportServices):
         link.flush()
 
     def _joined(self) -> FederateLink:
+        self._check_here()
         if self._link is None:
             raise FederateNotExecutionMember("the federate is not joined", hint="Call join_federation_execution")
         return self._link
+
+    def _check_here(self) -> None:
+        if not self._birthplace.is_here():
+            raise NotConnected("this RTIAmbassador is the parent process's", hint="Make one after the fork")
 
     @contextlib.contextmanager
     def batched(self) -> Iterator[None]:

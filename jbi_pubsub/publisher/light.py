@@ -155,7 +155,6 @@ class PublisherAdapterLight:
         TypeConflictError, MetadataError, InvariantError (one is missing), OversizeError (no lookup service lists it),
         ArgumentError, AccessDeniedError, ConfigurationError (`persist` without an archive), StorageError, WireError.
         """
-        self._check_open()
         connection = self._connection(delegate)
         options = RegistrationOptions(
             schema, marks, type_name, version, locations, validate, well_formed, qos, persist, reliable, expiration,
@@ -194,7 +193,6 @@ class PublisherAdapterLight:
         InvariantError, OversizeError, BackPressureError, StorageError (a large payload found no place), WireError (the
         delegate refused to take the registration back after a failure).
         """
-        self._check_open()
         publication, connection = self._publication(registration)
         data = metadata_bytes(metadata)
         publication.check(data)
@@ -216,7 +214,6 @@ class PublisherAdapterLight:
         `timeout` seconds for room, each time. Raises as `publish` does, and ArgumentError, with how many were
         `published` before in the error's `facts`; an error of the iterable's own has that as a note.
         """
-        self._check_open()
         publication, connection = self._publication(registration)
         ids: list[str] = []
         seconds = self._config.queue.publish_seconds if timeout is None else timeout
@@ -241,6 +238,7 @@ class PublisherAdapterLight:
     @checked
     def flush(self, timeout: float = 10.0) -> None:
         """Wait until the delegates have all that was published before. Raises BackPressureError after `timeout` s."""
+        self._check_open()
         with self._lock:
             connections = list(self._connections.values())
         deadline = time.monotonic() + timeout
@@ -331,6 +329,7 @@ class PublisherAdapterLight:
             self._types.forget(info_type.type)
 
     def _connection(self, delegate: DelegateUid) -> DelegateConnection:
+        self._check_open()
         with self._lock:
             found = self._connections.get(delegate)
         if found is None:
@@ -338,6 +337,7 @@ class PublisherAdapterLight:
         return found
 
     def _publication(self, registration: RegistrationUid) -> tuple[LocalPublication, DelegateConnection]:
+        self._check_open()
         with self._lock:
             found = self._publications.get(registration)
         if found is None:

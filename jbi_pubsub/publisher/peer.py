@@ -138,7 +138,6 @@ class PublisherAdapter:
         to be archived; nobody has it, or, where it says so, subscribers have), ConfigurationError (attributes out of
         range).
         """
-        self._check_open()
         publication, registered = self._find(registration)
         data, body = metadata_bytes(metadata), self._body(publication)(payload)
         (object_id,) = self._disseminate(publication, registered, [(data, body)], checked_attributes(attributes))
@@ -149,7 +148,6 @@ class PublisherAdapter:
         self, registration: RegistrationUid, objects: Iterable[tuple[Document | None, Payload]]
     ) -> list[str]:
         """Publish many objects that are at hand; see PublisherAdapterLight.publish_many."""
-        self._check_open()
         publication, registered = self._find(registration)
         ids: list[str] = []
         with counting(ids):
@@ -214,6 +212,7 @@ class PublisherAdapter:
     @checked
     def flush(self, timeout: float = 10.0) -> int:
         """Wait until subscribers have what was published; how many objects still wait after `timeout` seconds."""
+        self._check_open()
         return self._server.delegate.drain(timeout)
 
     def __repr__(self) -> str:
@@ -245,6 +244,7 @@ class PublisherAdapter:
         return lambda payload: self._payloads.body(payload, limit, seconds)
 
     def _find(self, registration: RegistrationUid) -> tuple[LocalPublication, Registration]:
+        self._check_open()
         found = self._publications.get(registration)
         if found is None:
             raise unknown_uid("registration", registration, "register_publisher")
@@ -271,6 +271,7 @@ class PeerArchive:
         )  # fmt: skip
         self._server = DisseminationServer(own, TypeRepository(), characteristics=None, remote=archive)
         self._server.start()
+        self._birthplace = Birthplace()
 
     @property
     def server_id(self) -> str:
@@ -279,4 +280,5 @@ class PeerArchive:
 
     def stop(self, timeout: float = 1.0) -> None:
         """Stop answering; answers under way have `timeout` seconds."""
-        self._server.stop(timeout)
+        if self._birthplace.is_here():  # a forked child leaves its parent's alone
+            self._server.stop(timeout)
