@@ -116,7 +116,7 @@ class ConnectionCalls:
         made = self._calls.popleft()
         try:
             called(made)
-        except (Exception, SystemExit):  # an application's mistake must not end the next call
+        except BaseException:  # an application's mistake must not end the next call
             log.exception("the callback of a connection failed")
         with self._lock:
             self._submitted = bool(self._calls)

@@ -170,7 +170,7 @@ class Application:
             result = said | ({"done": True} if value is None else {"done": True, "value": value})
             StructuredEvent(client, "Steering", "answer", result).metadata()  # or it is no property's value
             said = result
-        except Exception as exc:  # noqa: BLE001  # the application's own code: who asked is told
+        except BaseException as exc:  # noqa: BLE001  # the application's own code: who asked is told
             said |= {"done": False, "why": str(exc)[:500]}
             log.warning("application %s: %s %s", self.name, command.name, exc)
         answer = StructuredEvent(client, "Steering", "answer", said)

@@ -119,7 +119,7 @@ class ConnectionReports:
             return
         try:
             called(callback, *arguments)
-        except Exception:  # an application's mistake must not end its publishing
+        except BaseException:  # an application's mistake, or its sys.exit(), must not end its publishing
             log.exception("%s: the callback for %s failed", self._name, what)
 
 
@@ -237,15 +237,17 @@ class DelegateConnection:
 
     def close(self, timeout: float) -> None:
         """Hand over what is queued within `timeout` seconds, then leave, which takes LEAVE_SECONDS more at most. What
-        is left is logged as lost."""
+        is left is logged as lost. Out of a callback nothing is handed over: it is called on the thread that would."""
+        is_waited_for = threading.current_thread() is not self._thread
         deadline = time.monotonic() + timeout
-        if left := self.queue.wait_taken(timeout):
+        if left := self.queue.wait_taken(timeout if is_waited_for else 0.0):
             log.warning("%s: %d objects are lost, as no delegate has taken them: %s", self._name, left, self._left())
         self._link.happen(ConnectionEvent.LEAVE)
         deadline = max(deadline, time.monotonic() + LEAVE_SECONDS)
         self._leave(deadline)
         self._sender.stop(max(0.0, deadline - time.monotonic()))
-        self._thread.join(max(0.0, deadline - time.monotonic()))
+        if is_waited_for:
+            self._thread.join(max(0.0, deadline - time.monotonic()))
 
     def _left(self) -> str:
         """Objects that no delegate has taken, by registration, for people."""

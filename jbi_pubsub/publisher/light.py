@@ -54,12 +54,15 @@ class PublisherAdapterLight:
     """Publishes through any number of delegates. Safe for several threads.
 
     `away(delegate, why)` is called on a library thread when the delegate of a connection (its id is given) does not
-    answer any more, and with "" when it, or one that takes over, does again; it must not wait.
+    answer any more, and with "" when it, or one that takes over, does again.
 
     Objects of one registration keep the order of publish calls. `refused(uid, error)` is called on a library thread
     when a delegate refuses an object that was fine here, with its id; and with that of a registration when a lookup
     service that came later does not list it: who asks that one does not find it. By default such refusals are only
     logged. Without `config` the configuration file and JBI_* variables count.
+
+    Neither callback may wait: it is called on the thread that sends. `close` and `disconnect` called there hand over
+    nothing that is queued. What a callback raises is logged.
     """
 
     @checked
@@ -276,15 +279,7 @@ class PublisherAdapterLight:
             return {
                 "name": self._name,
                 "delegates": {uid: c.status() for uid, c in self._connections.items()},
-                "registrations": {
-                    uid: {
-                        "type": str(p.info_type.type),
-                        "published": p.sequence,
-                        "unfinished": c.queue.unfinished(p.number),
-                        "signs": p.signs,
-                    }
-                    for uid, (p, c) in self._publications.items()
-                },
+                "registrations": {uid: _described(*pair) for uid, pair in self._publications.items()},
             }
 
     @checked
@@ -330,16 +325,14 @@ class PublisherAdapterLight:
 
     def _connection(self, delegate: DelegateUid) -> DelegateConnection:
         self._check_open()
-        with self._lock:
-            found = self._connections.get(delegate)
+        found = self._connections.get(delegate)
         if found is None:
             raise unknown_uid("delegate", delegate, "connect_to_delegate")
         return found
 
     def _publication(self, registration: RegistrationUid) -> tuple[LocalPublication, DelegateConnection]:
         self._check_open()
-        with self._lock:
-            found = self._publications.get(registration)
+        found = self._publications.get(registration)  # a look at one key needs no lock, and is made for each object
         if found is None:
             raise unknown_uid("registration", registration, "register_publisher")
         return found
@@ -350,6 +343,15 @@ class PublisherAdapterLight:
                 "this PublisherAdapterLight is closed, or belongs to the parent process",
                 hint="Open a new one after a fork",
             )
+
+
+def _described(publication: LocalPublication, connection: DelegateConnection) -> dict[str, Any]:
+    return {
+        "type": str(publication.info_type.type),
+        "published": publication.sequence,
+        "unfinished": connection.queue.unfinished(publication.number),
+        "signs": publication.signs,
+    }
 
 
 def _queue(

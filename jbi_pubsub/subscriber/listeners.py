@@ -60,7 +60,7 @@ class ListenerCalls:
         """Call it; the exception that it has raised."""
         try:
             called(method, *given)
-        except (Exception, SystemExit) as exc:  # an application's mistake must not stop its deliveries
+        except BaseException as exc:  # an application's mistake must not stop its deliveries
             self.errors = count = self.errors + 1
             if count <= TOLD_WHOLE:
                 log.error("listener of %s failed", self._name, exc_info=exc)

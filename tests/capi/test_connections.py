@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from contextlib import suppress
@@ -338,17 +339,23 @@ def test_a_client_goes_on_at_another_node_by_itself(empty_node: Any, eventually:
     assert connection.getNodeDetails().id == second.server_id
 
 
-def test_a_callback_that_fails_or_takes_its_time_disturbs_nobody(empty_node: Any, eventually: Any) -> None:
+@pytest.mark.parametrize("mistake", [ValueError("a bug in the application"), asyncio.CancelledError()])
+def test_a_callback_that_fails_or_takes_its_time_disturbs_nobody(
+    mistake: BaseException, empty_node: Any, eventually: Any
+) -> None:
     # Given
     first = empty_node.start("first")
     connection = empty_node.connected()
-    called, go = threading.Event(), threading.Event()
+    called, go, restored = threading.Event(), threading.Event(), threading.Event()
 
     class Bad:
         def connectionLost(self, *_: str) -> None:
             called.set()
             go.wait(60.0)
-            raise ValueError("a bug in the application")
+            raise mistake
+
+        def connectionRestored(self, *_: str) -> None:
+            restored.set()
 
     connection.setConnectionCallback(Bad())
     publisher = connection.createPublisherSequence("t", "1.0")
@@ -362,7 +369,9 @@ def test_a_callback_that_fails_or_takes_its_time_disturbs_nobody(empty_node: Any
     publisher.publishInfoObject(connection.createInfoObject("t", "1.0", b"", "<a/>"))
     light, _ = connection._lights[False]
     light.flush(30.0)
+    # Expect the next call to be made though it fails
     go.set()
+    assert restored.wait(30.0)
 
 
 def test_a_sequence_that_ends_while_the_node_is_away_tells_what_waits(empty_node: Any) -> None:

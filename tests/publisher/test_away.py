@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from typing import Any
+
+import msgspec
+import pytest
+
+from jbi_pubsub.core.config import ClientSection
 
 
 def test_a_publisher_is_told_when_its_delegate_stops_and_when_another_takes_over(
@@ -27,11 +34,17 @@ def test_a_publisher_is_told_when_its_delegate_stops_and_when_another_takes_over
     assert told[1][1] == ""
 
 
-def test_a_callback_that_fails_does_not_end_publishing(federation: Any, eventually: Any, caplog: Any) -> None:
+@pytest.mark.parametrize("mistake", [ZeroDivisionError(), SystemExit(3), asyncio.CancelledError()])
+def test_a_callback_that_fails_does_not_end_publishing(
+    mistake: BaseException, federation: Any, eventually: Any, caplog: Any
+) -> None:
+    def away(_delegate: str, _why: str) -> None:
+        raise mistake
+
     # Given
     federation.lookup()
     first = federation.pad()
-    light = federation.light(away=lambda *_: 1 / 0)
+    light = federation.light(away=away)
     delegate = light.connect_to_delegate("alpha")
     registration = light.register_publisher(delegate, type_name="t", validate=False)
     # When
@@ -41,3 +54,21 @@ def test_a_callback_that_fails_does_not_end_publishing(federation: Any, eventual
     light.publish(registration, b"<a/>")
     light.flush(30.0)
     assert "the callback for delegates that are away failed" in caplog.text
+
+
+def test_a_callback_may_close_the_adapter(federation: Any) -> None:
+    # Given a delegate that refuses an object, and a publisher that closes when it is told
+    federation.lookup()
+    federation.pad(config=msgspec.structs.replace(federation.config, client=ClientSection(max_payload=1000)))
+    closed = threading.Event()
+
+    def refused(_uid: str, _why: Exception) -> None:
+        light.close(60.0)
+        closed.set()
+
+    light = federation.light(refused=refused)
+    registration = light.register_publisher(light.connect_to_delegate("alpha"), type_name="t", validate=False)
+    # When
+    light.publish(registration, b"<a/>", bytes(2000))
+    # Expect it to be closed without waiting for what comes after the callback (the fixture: no thread of it is left)
+    assert closed.wait(30.0)

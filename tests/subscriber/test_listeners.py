@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -172,7 +173,7 @@ async def _later() -> None: ...
 
 
 @pytest.mark.usefixtures("at_once")
-@pytest.mark.parametrize("mistake", [KeyError("mistake"), SystemExit(3)])
+@pytest.mark.parametrize("mistake", [KeyError("mistake"), SystemExit(3), asyncio.CancelledError()])
 def test_what_a_listener_failed_on_comes_again_before_all_others(
     mistake: BaseException, subscribe: Callable[..., LocalSubscription], eventually: Callable[..., Any]
 ) -> None:
