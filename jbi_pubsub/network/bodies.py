@@ -52,7 +52,7 @@ class NodeAnnouncement(msgspec.Struct, frozen=True, array_like=True):
     roles: Annotated[tuple[str, ...], msgspec.Meta(max_length=16)]
     """Services to others: "stores", "answers", "silent"."""
     epoch: _Number
-    """Number of its start."""
+    """That of its start: greater with each."""
     number: _Number
     """Number of the announcement: no two are the same message."""
     held: Annotated[tuple[LogRanges, ...], msgspec.Meta(max_length=LOGS_MOST)]

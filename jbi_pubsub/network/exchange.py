@@ -89,7 +89,7 @@ class Exchange:
         settings: ExchangeSettings | None = None,
         terms: Sequence[SideTerms] = (),
     ) -> None:
-        """`me`: our id, 16 bytes; `epoch`: how often we were started; `networks`: their number; `terms`: of each."""
+        """`me`: our id, 16 bytes; `epoch`: greater with each start; `networks`: their number; `terms`: of each."""
         self.me = me
         self.epoch = epoch
         self._settings = settings = settings or ExchangeSettings()

@@ -26,7 +26,7 @@ LOGS_OF_UNKNOWN: Final = 200
 
 
 class LogId(NamedTuple):
-    """A log: the node that writes it, how often that had been started, and the stream (0: for all)."""
+    """A log: the node that writes it, the epoch of its start, and the stream (0: for all)."""
 
     origin: bytes
     epoch: int

@@ -28,7 +28,7 @@ class NodePeer(NamedTuple):
     """HOST:PORT where its own port is."""
     roles: tuple[str, ...]
     epoch: int
-    """Number of its start."""
+    """That of its start."""
     network: int
     """Network where it was heard first, as a number from 0."""
     silent: float

@@ -16,7 +16,7 @@ TOLD_MOST: Final = 200
 """Senders that a request or an announcement tells of."""
 SILENT_SECONDS: Final = 30.0
 """A sender that is silent for so long has no place where there is no room."""
-NUMBERS_MOST: Final = 1 << 32
+NUMBERS_MOST: Final = 1 << 31
 """Numbers by which a sender that was started anew is ahead, at least."""
 ANSWERS_PER_SECOND: Final = 20_000
 """Serials that are looked up for one who asks, in a second."""

@@ -12,9 +12,9 @@ from jbi_pubsub.network.flow import REPAIRS_MOST, FoundRate, LinkBurst, SendingQ
 from jbi_pubsub.network.log import LogId
 from jbi_pubsub.network.recovery import LogRecovery
 
-NUMBER_BITS: Final = 40
-"""Of a datagram's number those of one start of its sender; above them is the epoch."""
-EPOCHS_MOST: Final = 1 << 24
+NUMBER_BITS: Final = 32
+"""Of a datagram's number those of one start of its sender; above them is the epoch. More datagrams than these have room
+for take those of the next epochs: none will begin in these seconds."""
 LACKED_SECONDS: Final = 30.0
 """For so long a network loses where it has lost something."""
 END_SHARE: Final = 0.06
@@ -46,7 +46,7 @@ class NetworkSide:
         self.terms = terms
         self.queues = SendingQueues()
         self.burst = LinkBurst(terms.burst_seconds)
-        self.number = (epoch & EPOCHS_MOST - 1) << NUMBER_BITS
+        self.number = epoch << NUMBER_BITS
         self.announce_at = 0.0
         self.lacked_at = -1.0
         """When somebody asked here last for what is lost, or we did; at first when it began."""

@@ -27,15 +27,21 @@ RUNNING: Final = "running.json"
 
 FILE_MOST: Final = 64 << 10
 """Bytes of either file that are read."""
+EPOCH_LIMIT: Final = 1 << 32
+"""Epochs have so many bits in datagrams."""
+CLOCK_MOST: Final = 0xF000_0000
+"""The latest time that is an epoch; a clock behind it is wrong, and starts are counted on from here."""
 LOOK_SECONDS: Final = 1.0
 """For those who look whether a node runs to have looked: they hold the lock for a moment."""
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """A node's identity: `id` for good, `epoch` one more with each start: what it says now is later than all before."""
+    """A node's identity: `id` for good, `epoch` greater with each start, so that what it says now is later than all
+    before. An epoch is the time of the start, in seconds: so it is greater than all that a copy of the folder does not
+    know. Where the clock is behind, it is one more than the last."""
 
     id: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
-    epoch: Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
+    epoch: Annotated[int, msgspec.Meta(ge=0, lt=EPOCH_LIMIT)]
 
 
 class NodeProcess(msgspec.Struct, frozen=True):
@@ -94,13 +100,13 @@ class NodeFolder:
         except (ValueError, RecursionError) as exc:
             log.error("%s is damaged and was renamed to %s.damaged: this node has a new id (%s)", file, IDENTITY, exc)
             file.replace(file.with_name(f"{IDENTITY}.damaged"))
-        told = Identity(known.id, known.epoch + 1) if known is not None else Identity(uuid4().hex, 1)
+        told = Identity(known.id, _epoch(known.epoch)) if known is not None else Identity(uuid4().hex, _epoch())
         self._write(file, msgspec.json.encode(told))
         return told
 
     def renew(self) -> Identity:
         """Be a new node from now on: another one has our id. Raises StorageError."""
-        told = Identity(uuid4().hex, 1)
+        told = Identity(uuid4().hex, _epoch())
         try:
             self._write(self.path / IDENTITY, msgspec.json.encode(told))
         except OSError as exc:
@@ -153,6 +159,10 @@ def wait_until_free(path: Path, seconds: float) -> bool:
             return False
         time.sleep(0.05)
     return True
+
+
+def _epoch(last: int = 0) -> int:
+    return max(last + 1, min(int(time.time()), CLOCK_MOST))
 
 
 def _read(file: Path) -> bytes:

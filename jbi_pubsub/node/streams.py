@@ -176,7 +176,7 @@ class Streams:
     # -- from here ------------------------------------------------------------------------------------------------
 
     def open(self, node: bytes, service: str, now: float, *, epoch: int = -1, asks: bool = False) -> NodeStream:
-        """Open a stream to a node's service; `epoch`: how often that had been started, as far as we know. Raises
+        """Open a stream to a node's service; `epoch`: that of its start, as far as we know. Raises
         BackPressureError."""
         if len(self.out) >= REFUSED_MOST:
             raise BackPressureError("the network has no room for another stream", hint="Try again")

@@ -144,7 +144,7 @@ def test_loss_and_repairs_are_told_by_sender() -> None:
 def test_a_sender_that_starts_anew_has_lost_nothing() -> None:
     # Given three datagrams of a sender's second start, and two of its third
     messages = [message(DatagramKind.STREAM, b"%d" % number) for number in range(5)]
-    starts = [(2 << 40) + 1, (2 << 40) + 2, (2 << 40) + 3, (3 << 40) + 1, (3 << 40) + 3]
+    starts = [(2 << 32) + 1, (2 << 32) + 2, (2 << 32) + 3, (3 << 32) + 1, (3 << 32) + 3]
     data = [
         each[:40] + struct.pack("!Q", number) + each[48:]
         for each, number in zip(numbered(messages), starts, strict=True)

@@ -97,6 +97,24 @@ def test_a_relayed_or_repaired_message_of_ours_is_not_a_twins() -> None:
 
 
 @pytest.mark.unit
+def test_a_node_notices_a_later_start_of_its_id_by_what_others_hold() -> None:
+    # Given a node that has left, and another one that holds what it said
+    world = World(1)
+    segment = Segment(world)
+    one, _ = (Node(world, number, [segment], QUICK, epoch=7) for number in (1, 2))
+    for number in range(5):
+        one.say(b"%d" % number)
+    world.run(2.0)
+    one.is_up = False
+    world.run(6.0)
+    # When it is back in an earlier epoch, as its folder was put back and its clock is wrong
+    again = Node(world, 1, [segment], QUICK, epoch=6)
+    world.run(8.0)
+    # Expect it to notice, before it has said anything
+    assert again.exchange.peers.has_twin
+
+
+@pytest.mark.unit
 def test_a_log_is_settled_up_to_what_is_missing() -> None:
     # Given a node that says five messages, the third of which is lost at another one
     one, other = (Exchange(bytes([number]) * 16, 7, 1, Random(1).uniform) for number in (1, 2))

@@ -190,7 +190,7 @@ def test_details_say_what_a_client_has_to_know(
     # Given a node; When a client asks, expect who it is, where, and its bounds
     service = node()
     found = proxy(service).details()
-    assert (found.id, found.name, found.epoch) == (service.identity.id, "home", 1)
+    assert (found.id, found.name, found.epoch) == (service.identity.id, "home", service.identity.epoch)
     assert (found.addresses, found.lookup) == (service.delegate.addresses, service.lookup.address)
     assert (found.compression, found.archive, found.types) == (True, False, True)
     assert min(found.max_metadata, found.max_payload, found.max_sessions, found.max_subscriptions) > 0

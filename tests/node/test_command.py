@@ -44,7 +44,7 @@ def test_start_status_stop(start: Callable[..., Any], said: Callable[..., Any], 
     folder = str(tmp_path / "f")
     process = start(*FLAGS, "node", "start", "--folder", folder, "--name", "laptop", "--json")
     ready = process.fact()
-    assert (ready["ready"], ready["name"], ready["epoch"]) == ("node", "laptop", 1)
+    assert (ready["ready"], ready["name"]) == ("node", "laptop")
     # When it is looked at, expect what it said of itself
     code, out, _ = said("node", "status", "--folder", folder, "--json")
     told = json.loads(out)
@@ -91,7 +91,8 @@ def test_a_node_goes_on_from_a_copy_of_its_folder(
     # When one is started from the copy
     again = start(*flags, str(copy)).fact()
     # Expect it to be the same, with what it had
-    assert (again["id"], again["epoch"]) == (ready["id"], 2)
+    assert again["id"] == ready["id"]
+    assert again["epoch"] > ready["epoch"]
     at = ("--no-multicast", "--locator", again["lookup"], "--node", "tent-3")
     code, out, err = said(*at, "query", "--count-only", "--json")
     assert code == 0, err
@@ -177,7 +178,8 @@ def test_killed_it_leaves_a_folder_that_says_so(
     eventually(lambda: running(tmp_path) is None)
     assert said("node", "stop", "--folder", str(tmp_path))[0] == 1
     again = start(*FLAGS, "node", "start", "--folder", str(tmp_path), "--json").fact()
-    assert (again["id"], again["epoch"]) == (first["id"], 2)
+    assert again["id"] == first["id"]
+    assert again["epoch"] > first["epoch"]
 
 
 def test_who_ends_its_lookup_service_ends_a_node(
@@ -204,7 +206,7 @@ def test_in_the_background(said: Callable[..., Any], tmp_path: Path) -> None:
         assert f"gateway\t{url}\n" in said("node", "status", "--folder", str(tmp_path))[1]
         # Expect it ready, with its log in the folder; a second one there says why it is not
         assert json.loads(out)["pid"] == running(tmp_path).pid
-        assert "is ready, epoch 1" in (tmp_path / "node.log").read_text()
+        assert "is ready, epoch " in (tmp_path / "node.log").read_text()
         code, out, err = said(*FLAGS, "node", "start", "--detach", "--folder", str(tmp_path))
         assert (code, out) == (1, "")
         assert "is the folder of a node that runs" in err

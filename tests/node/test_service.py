@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,7 +27,7 @@ from jbi_pubsub.core.node_sections import GatewaySection
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security, split_endpoint
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
-from jbi_pubsub.node.identity import IDENTITY, LOCK, RUNNING, NodeFolder, NodeProcess, is_held, running
+from jbi_pubsub.node.identity import IDENTITY, LOCK, RUNNING, Identity, NodeFolder, NodeProcess, is_held, running
 from jbi_pubsub.node.service import NodeEntry, NodeService, Parts
 from jbi_pubsub.protocol.services import STATUS, fetch_status
 from jbi_pubsub.web.federation import Observer
@@ -165,17 +167,48 @@ def test_one_folder_is_one_nodes(settings: Config, node: Callable[..., NodeServi
         NodeService(settings)
 
 
+def _started(path: Path) -> Identity:
+    """Who a node is that has a folder for a moment."""
+    folder = NodeFolder(path)
+    folder.close()
+    return folder.identity
+
+
 @pytest.mark.row("G-54", "G-191")
-def test_an_id_outlives_restarts_and_epochs_count_them(tmp_path: Path) -> None:
+def test_an_id_outlives_restarts_and_epochs_grow_with_them(tmp_path: Path) -> None:
     # Given a folder that a node had three times
-    told = []
-    for _ in range(3):
-        folder = NodeFolder(tmp_path / "f")
-        told.append(folder.identity)
-        folder.close()
-    # Expect one id, and an epoch for each start
+    told = [_started(tmp_path / "f") for _ in range(3)]
+    # Expect one id, and a later epoch for each start
     assert len({each.id for each in told}) == 1
-    assert [each.epoch for each in told] == [1, 2, 3]
+    assert told[0].epoch < told[1].epoch < told[2].epoch
+
+
+@pytest.mark.parametrize(
+    ("clock", "epochs"),
+    [((1_000, 2_000, 500), [1_000, 2_000, 2_001]), ((1e20, 500, 500), [0xF000_0000 + n for n in range(3)])],
+)
+def test_an_epoch_is_later_than_all_before_whatever_the_clock_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: tuple[float, ...], epochs: list[int]
+) -> None:
+    # Given a folder that a node had at these times; Expect each epoch to be later than the one before
+    told = []
+    for now in clock:
+        monkeypatch.setattr(time, "time", lambda now=now: now)
+        told.append(_started(tmp_path).epoch)
+    assert told == epochs
+
+
+def test_a_folder_that_is_put_back_goes_on_behind_the_starts_that_it_does_not_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a folder's copy, and a start after it was made
+    _started(tmp_path / "f")
+    shutil.copytree(tmp_path / "f", tmp_path / "copy")
+    before = _started(tmp_path / "f")
+    # When a node has the copy, seconds later
+    monkeypatch.setattr(time, "time", lambda: before.epoch + 3.0)
+    # Expect the same node, in a later epoch
+    assert _started(tmp_path / "copy") == Identity(before.id, before.epoch + 3)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +227,7 @@ def test_a_damaged_identity_is_kept_beside_and_told(
     folder = NodeFolder(tmp_path)
     folder.close()
     # Expect a new one, the old file, and a line in the log
-    assert (folder.identity.id != before, folder.identity.epoch) == (True, 1)
+    assert folder.identity.id != before
     assert (tmp_path / f"{IDENTITY}.damaged").read_bytes() == damage
     assert "has a new id" in caplog.text
 

@@ -50,8 +50,9 @@ def test_a_node_goes_on_with_the_state_of_the_version_before(
     node = start(*flags, "node", "start", "--folder", str(left), "--port", "0", "--json")
     ready = node.fact()
 
-    # Expect the same node, in its next epoch
-    assert (ready["id"], ready["epoch"]) == (before["id"], before["epoch"] + 1)
+    # Expect the same node, in a later epoch
+    assert ready["id"] == before["id"]
+    assert ready["epoch"] > before["epoch"]
 
     # the objects of its archive, with their payloads
     there = ("--no-multicast", "--group", world, "--locator", ready["lookup"])
