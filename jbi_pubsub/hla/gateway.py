@@ -107,7 +107,7 @@ def checked(path: Path, name: str, table: Mapping[str, Any], base: Config) -> tu
 def opened(path: Path, name: str, table: Mapping[str, Any], base: Config, bridge: str) -> FederationPlatform:
     """The side as a platform; nobody need be there. Raises ConfigurationError."""
     side, config = checked(path, name, table, base)
-    return FederationPlatform(name, side, config, bridge)
+    return FederationPlatform(name, side, config, bridge_name(bridge), path.parent)
 
 
 class _Classes(NamedTuple):
@@ -201,8 +201,8 @@ _HEARD: Final = frozenset(
 class FederationPlatform(PlainPlatform):
     """See the module."""
 
-    def __init__(self, name: str, side: GatewaySide, config: Config, bridge: str) -> None:
-        super().__init__("hla", name)
+    def __init__(self, name: str, side: GatewaySide, config: Config, bridge: str, folder: Path) -> None:
+        super().__init__("hla", name, bridge, folder)
         self._side = side
         self._surrogate = Surrogate(config, side.federation)
         self._ambassador = GatewayAmbassador(self._tell, self._call)
@@ -216,7 +216,7 @@ class FederationPlatform(PlainPlatform):
         """Due: what is published and taken is to be declared."""
         self._in_use_since = math.inf
         """When another federate was first seen to have its name (time.monotonic)."""
-        own = f"{bridge_name(bridge)}:{name}"
+        own = f"{bridge}:{name}"
         self._thread = threading.Thread(target=self._run, args=(own,), name=f"bridge-hla-{name}", daemon=True)
         self._thread.start()
 
@@ -337,7 +337,7 @@ class FederationPlatform(PlainPlatform):
         document, data = metadata(cls, event), payload(cls, event)
         type_ = TypeName(cls.type)
         uid = self._published[type_].uid
-        number = self._next(uid)
+        number = self._numbers.next()
         self._count("told")
         stamp = Stamp(time.time(), uid, number, len(document), len(data), 0, ())
         arrived = self._arrived

@@ -91,5 +91,5 @@ def test_where_it_is_not_told_everything_is_wanted(side: Callable[..., Any], tmp
     eventually(lambda: told == [EVERYTHING], what=lambda: told)
     # Given a platform that can't be asked; Expect the same
     told.clear()
-    PlainPlatform("kind", "there").wanted(told.append)
+    PlainPlatform("kind", "there", "b", tmp_path).wanted(told.append)
     assert told == [EVERYTHING]

@@ -123,10 +123,11 @@ def bridged(place: Callable[..., Place], broker: Broker, tmp_path: Path, eventua
     with ExitStack() as stack:
         here = place(ALPHA)
 
-        def made(name: str = "b1", *, wanted: bool = False, **side: Any) -> Mirror:
+        def made(name: str = "b1", *, wanted: bool = False, ahead: float = 0.0, **side: Any) -> Mirror:
             given = {"topic": (MqttTopic("sensors/#", "field.Reading"), MqttTopic("open/+"))} | side
             a = JbiPlatform("alpha", here.federation.config, ALPHA, name)
-            b = MqttPlatform("field", MqttSide(f"127.0.0.1:{broker.port}", **given), name, folder=tmp_path)
+            wall = lambda: time.time() + ahead  # noqa: E731  # handed on
+            b = MqttPlatform("field", MqttSide(f"127.0.0.1:{broker.port}", **given), name, folder=tmp_path, wall=wall)
             terms = DirectionTerms(poll=0.2, wanted=wanted)
             ways = tuple(
                 Direction(*ends, Transformation(("*",), (), ()), bridge=name, terms=terms) for ends in ((a, b), (b, a))
@@ -306,16 +307,17 @@ def test_what_was_acknowledged_before_has_no_say_about_a_later_message_of_its_nu
     assert field.unfinished("registration-1") == 1
 
 
-def test_messages_are_numbered_on_over_a_restart_of_the_bridge(bridged: Any) -> None:
-    # Given a bridge that has brought messages, and leaves
+@pytest.mark.parametrize("ahead", [0.0, 3_600.0])
+def test_messages_are_numbered_on_over_a_restart_of_the_bridge(bridged: Any, ahead: float) -> None:
+    # Given a bridge that has brought messages, perhaps while the clock was ahead, and leaves
     adapter, uid = bridged.here.subscriber(type_name="field.Reading")
     party = bridged.party()
-    first = bridged("b1")
+    first = bridged("b1", ahead=ahead)
     party.say("sensors/1", b"1")
     assert len(taken(adapter, uid, 1)) == 1
     first.close()
-    # When it is started again
-    bridged("b2")
+    # When it is started again, and the clock is right
+    bridged("b1")
     party.say("sensors/1", b"2")
     # Expect what it brings to be new to those who have had the others
     assert [obj.payload for obj in taken(adapter, uid, 1)] == [b"2"]

@@ -64,7 +64,7 @@ class MqttPlatform(PlainPlatform):
     ) -> None:
         """Raises ConfigurationError. `folder` is that of the file names in `side`."""
         check_side(side, folder)
-        super().__init__("mqtt", name, wall)
+        super().__init__("mqtt", name, bridge, folder, wall=wall)
         self._side = side
         self._arrived: ObjectReceiver | None = None
         self._topics = HeardTopics(side.topic)
@@ -219,7 +219,7 @@ class MqttPlatform(PlainPlatform):
             self._lost[cause] += 1
         self._tell(why)
         if self._arrived is not None:
-            self._arrived.lost(cause, 1, uid, self._next(uid) if uid else 0)
+            self._arrived.lost(cause, 1, uid, self._numbers.next() if uid else 0)
 
     def _object(self, message: MQTTMessage) -> InfoObject | None:
         """Object that a message stands for; None for a copy of another one, one that nobody wants, or a lost one."""
@@ -254,7 +254,7 @@ class MqttPlatform(PlainPlatform):
         if registration is None:
             raise OversizeError(f"there are {TYPES_MOST} types already")
         uid, metadata, payload, via = registration.uid, content.metadata, content.payload, content.via
-        number = self._next(uid)
+        number = self._numbers.next()
         platform = Platform(self._wall(), uid, number, len(metadata), len(payload), len(via), via)
         return InfoObject(object_id_of(uid, number), content.type, metadata, payload, platform)
 
