@@ -41,8 +41,8 @@ class Holder(Protocol):
 class Durable:
     """One of them. Any thread; `lock` covers all state."""
 
-    def __init__(self, consumer: Consumer, entries: tuple[EntryRep, ...], under_way: UnderWay) -> None:
-        """`under_way`: see Archiving."""
+    def __init__(self, consumer: Consumer, entries: tuple[EntryRep, ...], under_way: UnderWay, ends: float) -> None:
+        """`under_way`: see Archiving; `ends`: when its lease ends (monotonic seconds)."""
         self._under_way = under_way
         self.lock = threading.Lock()
         self.name, self.owner = consumer.name, consumer.owner
@@ -57,7 +57,7 @@ class Durable:
         self._limit: float = self.position
         """Position above which the feed is to bring all yet; infinite when it has brought all."""
         self.share: Share = NO_SHARE
-        self.ends = consumer.ends
+        self.ends = ends
         self.is_changed = False
         self.is_new = True
         """Whether it never was in this process, nor before."""
@@ -143,11 +143,11 @@ class Durable:
             self._above.clear()
             self._open.clear()
 
-    def consumer(self) -> Consumer:
-        """As it is kept."""
+    def consumer(self, ahead: float) -> Consumer:
+        """As it is kept; `ahead`: see WallClock."""
         with self.lock:
             self.is_changed = False
-            return Consumer(self.name, self.owner, self.request, self.position, tuple(self._above), self.ends)
+            return Consumer(self.name, self.owner, self.request, self.position, tuple(self._above), self.ends + ahead)
 
     def _fold(self) -> None:
         """Intervals with nothing unacknowledged between are one; what reaches down to the position raises it."""

@@ -268,7 +268,7 @@ class ArchiveCatchUps:
         self._scopes = scopes
         self._thread = thread
         self._incarnations = incarnations
-        self.durables: Final = Durables(archive.keeping, lease, archive.under_way, quota, wall=wall)
+        self.durables: Final = Durables(archive.keeping, lease, archive.under_way, quota, wall=wall, clock=thread.clock)
         archive.is_wanted = self.durables.wants
         self._noted = thread.clock()
         self._lock = threading.Lock()

@@ -5,6 +5,8 @@ Rules:
   subscriber is away nothing is queued: its position in the archive is the queue.
 - One process has it at a time. Who comes takes it over from one that is not connected any more.
 - Position and acknowledgements are on disk a second late: after a kill what was acknowledged within that comes again.
+- Its lease goes by the monotonic clock while we run: nothing ends because the wall clock is set. On disk its end is a
+  time of the wall clock, which is written anew then; none that is read is further away than the lease.
 - It makes registrations be archived that its template matches, unless their publisher forbids it.
 """
 
@@ -22,6 +24,7 @@ import msgspec
 from jbi_pubsub.core.errors import AccessDeniedError, ConfigurationError, IncompatibleEntryError, JbiError, StorageError
 from jbi_pubsub.core.history import Consumer
 from jbi_pubsub.core.values import decoder_of
+from jbi_pubsub.core.wall_clock import WallClock
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.lookup.entry import EntryRep, matches
 from jbi_pubsub.pad.model.durable import Durable, Holder, UnderWay, kept_terms
@@ -59,6 +62,7 @@ class Durables:
         quota: RequestQuota,
         *,
         wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`lease`: seconds that one is kept while nobody has it; `under_way`: see Archiving; `quota`: of whoever makes
         one, as long as it is known and we run. Raises StorageError."""
@@ -66,7 +70,7 @@ class Durables:
         self._quota = quota
         self._under_way = under_way
         self._lease = lease
-        self._wall = wall
+        self._clock, self._wall_clock = clock, WallClock(wall, clock)
         self._lock = threading.Lock()
         self._known: dict[tuple[str, str], Durable] = {}
         for consumer in keeping.consumers():
@@ -75,7 +79,8 @@ class Durables:
             except (msgspec.DecodeError, UnicodeDecodeError) as exc:
                 log.error("durable subscription %r can't be read, and keeps no objects: %s", consumer.name, exc)
                 entries = ()
-            self._known[consumer.name, consumer.owner] = known = Durable(consumer, entries, under_way)
+            ends = min(consumer.ends - self._wall_clock.ahead(), clock() + lease)  # it was set back since, else
+            self._known[consumer.name, consumer.owner] = known = Durable(consumer, entries, under_way, ends)
             known.is_new = False
 
     def attach(
@@ -98,12 +103,13 @@ class Durables:
             share = self._quota.take(caller, len(kept), found.share if found is not None else NO_SHARE)
             if found is None:
                 try:
-                    consumer = Consumer(name, owner, kept, begin(), (), self._wall() + self._lease)
+                    ends = self._clock() + self._lease
+                    consumer = Consumer(name, owner, kept, begin(), (), ends + self._wall_clock.ahead())
                     self._keeping.note([consumer])
                 except JbiError:
                     self._quota.give_back(share)
                     raise
-                found = self._known[name, owner] = Durable(consumer, request.entries, self._under_way)
+                found = self._known[name, owner] = Durable(consumer, request.entries, self._under_way, ends)
             else:
                 found.amend(request)
                 found.is_new = False
@@ -114,7 +120,7 @@ class Durables:
     def detach(self, durable: Durable) -> None:
         """Nobody has it any more."""
         durable.session, durable.is_changed, durable.is_new = None, True, False
-        durable.ends = self._wall() + self._lease
+        durable.ends = self._clock() + self._lease
 
     def cancel(self, durable: Durable) -> None:
         """Its subscriber does not want it any more. Raises StorageError."""
@@ -135,18 +141,19 @@ class Durables:
     def note(self) -> None:
         """Put down what has changed, and forget those whose lease has run out. Now and then, and at the end. Raises
         StorageError."""
-        now = self._wall()
+        now, ahead, is_set = self._clock(), self._wall_clock.ahead(), bool(self._wall_clock.shift())
         for durable in list(self._known.values()):
             if durable.session is None and durable.ends < now:
                 log.warning("durable subscription %r ends: its subscriber has not come back", durable.name)
                 self.cancel(durable)
             elif durable.session is not None and durable.ends < now + 0.9 * self._lease:
                 durable.ends, durable.is_changed = now + self._lease, True
+            durable.is_changed |= is_set
         changed = [durable for durable in list(self._known.values()) if durable.is_changed]
         if not changed:
             return
         try:
-            self._keeping.note([durable.consumer() for durable in changed])
+            self._keeping.note([durable.consumer(ahead) for durable in changed])
         except StorageError:
             for durable in changed:
                 durable.is_changed = True  # again, with the next
@@ -161,7 +168,7 @@ class Durables:
                 "end": self._keeping.end,
                 "unacknowledged": len(each._open),
                 "open": each.session is not None,
-                "ends": round(each.ends - self._wall(), 1),
+                "ends": round(each.ends - self._clock(), 1),
             }
             for each in list(self._known.values())
         ]

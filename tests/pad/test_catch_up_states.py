@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -136,7 +137,7 @@ class Life:
         durable = None
         if kind == "durable":
             consumer = Consumer("d", "o", b"", 0, (), 1e9)
-            durable = self.subscription.durable = Durable(consumer, (), self.under_way)
+            durable = self.subscription.durable = Durable(consumer, (), self.under_way, math.inf)
             durable.attach(self.session)
         archive: Any = self.archive
         self.publish(3, is_offered=False)

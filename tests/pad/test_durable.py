@@ -364,12 +364,12 @@ def test_it_ends_with_its_lease_or_when_it_is_cancelled(place: Lasting, keeping:
     place.delegate.subscribers.unsubscribe(place.session_id, place.subscription(granted).uid)
     assert [name for name, _ in keeping.durables] == ["other"]
     durables = place.history.catch_ups.durables
-    durables._wall = lambda: time.time() + 10 * durables._lease
+    durables._clock = lambda: time.monotonic() + 10 * durables._lease
     durables.note()
     assert keeping.durables, "somebody has it"
-    durables._wall = time.time
+    durables._clock = time.monotonic
     place.again()
-    durables._wall = lambda: time.time() + 20 * durables._lease
+    durables._clock = lambda: time.monotonic() + 20 * durables._lease
     durables.note()
     assert not keeping.durables
     assert durables.status() == []
