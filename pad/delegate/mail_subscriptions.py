@@ -18,9 +18,17 @@ from jbi_pubsub.core.errors import ConfigurationError, JbiError, OversizeError, 
 from jbi_pubsub.core.info_object import Cause
 from jbi_pubsub.core.lease import Lease
 from jbi_pubsub.core.quality import Wish
+from jbi_pubsub.core.wall_clock import WallClock
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.pad.delegate.contracts import DelegateCore, holder_of
-from jbi_pubsub.pad.delegate.store import UNSUBSCRIBED_MOST, DelegateOptions, KeptSubscription, caller_of, whose_of
+from jbi_pubsub.pad.delegate.store import (
+    UNSUBSCRIBED_MOST,
+    DelegateOptions,
+    KeptSubscription,
+    SubscriptionStore,
+    caller_of,
+    whose_of,
+)
 from jbi_pubsub.pad.delegate.tables import Key
 from jbi_pubsub.pad.mail.dispatcher import MailDispatcher
 from jbi_pubsub.pad.mail.reminder import Schedule
@@ -45,6 +53,8 @@ class MailSubscriptions:
         self._forget = forget
         self._term = config.lease.mail
         self._wall = options.wall
+        self._wall_clock = WallClock(options.wall, self._tables.clock)
+        self._most = config.lease.maximum
         self.store: Final = options.store
         self._uids: dict[str, str] = {}
         """Ids of those by e-mail alone, by lease."""
@@ -59,18 +69,25 @@ class MailSubscriptions:
             name=name,
             lost=self.lose,
             store=options.mails,
+            wall=options.wall,
             link_rate=(lambda: quality.mail_rate) if quality is not None else lambda: 0.0,
         )
 
     def start(self) -> None:
         """Take over what was kept, and begin to send. Raises StorageError."""
-        for kept in self.store.load(self._wall()) if self.store is not None else ():
-            self._take_over(kept)
+        if self.store is not None:
+            wall = self._wall()
+            found = self.store.load(wall)
+            for kept in found:
+                self._take_over(kept)
+            if any(kept.ends - wall > self._most for kept in found):
+                self._set_times(self.store)
         for ended in self.dispatcher.start():
             self._tables.account.add(matched=ended.offered, mailed=ended.mailed, lost=ended.lost)
 
     def _take_over(self, kept: KeptSubscription) -> None:
-        """A subscription of our time before: its lease goes on. One that nobody wants any more would have ended."""
+        """A subscription of our time before: its lease goes on, with no more than any gets, whatever the clock was
+        then. One that nobody wants any more would have ended."""
         key = ("mail", kept.request.uid)
         if not self._is_wanted(kept.request):
             assert self.store is not None
@@ -87,11 +104,11 @@ class MailSubscriptions:
             subscription.share = self._contracts.quota.take(subscription.caller, check_request(kept.request))
         subscription.rights = self._contracts.permissions.rights_of(subscription.caller)
         self._contracts.permissions.ask_all()  # the rules may be others than they were
-        now, wall = self._tables.clock(), self._wall()
-        self._landlord.restore(kept.lease_id, lambda: self._forget(key), now + kept.ends - wall)
+        ends = self._tables.clock() + min(kept.ends - self._wall(), self._most)
+        self._landlord.restore(kept.lease_id, lambda: self._forget(key), ends)
         self._uids[kept.lease_id] = kept.request.uid
         subscription.lease_id = kept.lease_id
-        self._schedule.set(subscription, now + kept.remind - wall if kept.remind is not None else math.inf)
+        self._schedule.set(subscription, ends + kept.remind - kept.ends if kept.remind is not None else math.inf)
         subscription.contract, _ = self._contracts.open_for(subscription, _modest(kept.request.qos))
         self._tables.subscriptions[key] = subscription
         self.open(subscription)
@@ -265,7 +282,11 @@ class MailSubscriptions:
             return {uid: dict(lost) for uid in uids if (lost := self._tables.subscriptions["mail", uid].lost)}
 
     def remind(self) -> None:
-        """Tell those whose lease is about to end, and keep that they were told."""
+        """Tell those whose lease is about to end, and keep that they were told; when the wall clock was set, also when
+        that is by now."""
+        if self.store is not None and self._wall_clock.shift():
+            self.dispatcher.writer.note_set()
+            self._set_times(self.store)
         with self._tables.lock:
             now, wall = self._tables.clock(), self._wall()
             for subscription in self._schedule.take(now):
@@ -273,6 +294,20 @@ class MailSubscriptions:
             told = [uid for uid in self.dispatcher.reminded() if self._is_told(uid)]
         for uid in told:
             self._keep_told(uid)
+
+    def _set_times(self, store: SubscriptionStore) -> None:
+        """Have on disk when leases end, and their recipients are reminded, by the wall clock as it is."""
+        with self._tables.lock:
+            now, wall = self._tables.clock(), self._wall()
+            times = [
+                (uid, wall + self._landlord.left(lease_id, now), _told_at(wall - now, self._schedule.due(known)))
+                for lease_id, uid in self._uids.items()
+                if (known := self._tables.subscriptions.get(("mail", uid))) is not None
+            ]
+        try:
+            store.set_times(times)
+        except StorageError as exc:
+            log.error("after a restart leases of e-mail subscriptions end by the clock as it was before: %s", exc)
 
     def _is_told(self, uid: str) -> bool:
         """Under the lock: its lease has not begun anew since its recipients were reminded."""

@@ -7,11 +7,12 @@ that neither waits for the other's disk writes.
 
 from __future__ import annotations
 
+import logging
 import math
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +20,14 @@ from typing import Final
 
 import msgspec
 
-from jbi_pubsub.core.sqlite import check_tables, opened, storage_errors
+from jbi_pubsub.core.sqlite import check_tables, opened, storage_errors, transaction
 from jbi_pubsub.core.values import decoder_of
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.wire.places import PortPlace
 from jbi_pubsub.pad.mail.store import MailStore
 from jbi_pubsub.protocol.requests import SubscriptionRequest
+
+log = logging.getLogger("jbi_pubsub.pad")
 
 UNSUBSCRIBED_MOST: Final = 100_000
 """Recipients who have unsubscribed and are remembered; of more the first are forgotten."""
@@ -86,6 +89,8 @@ class SubscriptionStore:
     def load(self, wall: float) -> list[KeptSubscription]:
         """All whose lease has not ended at `wall`; the others are removed. Raises StorageError."""
         with self._lock, self._translated():
+            for uid, ends in self._base.execute("SELECT uid, ends FROM mail WHERE ends <= ?", (wall,)).fetchall():
+                log.warning("e-mail subscription %s has ended, %.0f s ago by the clock of this host", uid, wall - ends)
             self._base.execute("DELETE FROM mail WHERE ends <= ?", (wall,))
             rows = self._base.execute("SELECT request, lease, ends, remind, whose FROM mail").fetchall()
             return [
@@ -115,6 +120,13 @@ class SubscriptionStore:
         """The lease ends later (or earlier). Raises StorageError."""
         with self._lock, self._translated():
             self._base.execute("UPDATE mail SET ends = ?, remind = ? WHERE uid = ?", (ends, remind, uid))
+
+    def set_times(self, times: Iterable[tuple[str, float, float | None]]) -> None:
+        """The wall clock was set: when the leases end by it, and their recipients are reminded. Raises StorageError."""
+        with self._lock, self._translated(), transaction(self._base):
+            self._base.executemany(
+                "UPDATE mail SET ends = ?, remind = ? WHERE uid = ?", ((ends, due, uid) for uid, ends, due in times)
+            )
 
     def reminded(self, uid: str) -> None:
         """Its recipients have been told that the lease ends. Raises StorageError."""

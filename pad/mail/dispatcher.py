@@ -25,6 +25,7 @@ from typing import Final
 from jbi_pubsub.core.config import MailSection
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import Cause, InfoObject
+from jbi_pubsub.core.wall_clock import WallClock
 from jbi_pubsub.pad.mail.letters import Ledger, Loss
 from jbi_pubsub.pad.mail.loop import MailLoop
 from jbi_pubsub.pad.mail.message import MailComposer, estimate
@@ -51,6 +52,7 @@ class MailDispatcher:
         lost: Callable[[Subscription, Cause, int, str], None],
         store: MailStore | None = None,
         link_rate: Callable[[], float] = lambda: 0.0,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         """`lost(subscription, cause, count, why)` is called, on any thread, for objects times recipients that are given
         up. What `store` holds waits for its subscriptions to be opened. `link_rate()`: bytes a second that the link to
@@ -58,9 +60,10 @@ class MailDispatcher:
         self._settings = settings
         self._lost = lost
         self._link_rate = link_rate
-        offset = time.time() - time.monotonic()
-        self._before = store.load(offset) if store is not None else KeptMail({}, {}, 1)
-        self._composer = MailComposer(settings, offset, self._before.first)
+        self._wall = wall
+        ahead = WallClock(wall).ahead
+        self._before = store.load(ahead()) if store is not None else KeptMail({}, {}, 1)
+        self._composer = MailComposer(settings, ahead, self._before.first)
         self._queue = MailQueue(settings, first=self._before.first)
         self._reminders = Reminders(settings)
         self._server = MailServer(settings)
@@ -69,7 +72,7 @@ class MailDispatcher:
         self._loop: MailLoop[Outbox | Reminder, MailAnswer] = MailLoop(
             f"mail-{name}", self._changed, self._begin_due, self._end
         )
-        self.writer: Final = MailWriter(store, self._queue, self._changed, offset, self._go_on)
+        self.writer: Final = MailWriter(store, self._queue, self._changed, ahead, self._go_on)
 
     def start(self) -> list[Ledger]:
         """Begin to send. The ledgers of subscriptions that were not opened: their mail is lost (cancelled)."""
@@ -85,7 +88,7 @@ class MailDispatcher:
             self._before = KeptMail({}, {}, 1)
             waiting, oldest = self._queue.room.waiting, self._queue.oldest(time.monotonic())
         if waiting and self.writer.store is not None:
-            since = datetime.fromtimestamp(time.time() - oldest, UTC).strftime("%Y-%m-%d %H:%M UTC")
+            since = datetime.fromtimestamp(self._wall() - oldest, UTC).strftime("%Y-%m-%d %H:%M UTC")
             log.warning("%d mails wait in %s from before, the first since %s", waiting, self.writer.store.path, since)
         with self._changed:
             self._poke()
@@ -174,7 +177,7 @@ class MailDispatcher:
     def remind(self, subscription: Subscription, ends: float) -> None:
         """Tell its recipients, when nothing else is due, that its lease ends then (seconds since the epoch)."""
         with self._changed:
-            if not self._is_stopping and self._reminders.add(subscription, ends, time.time()):
+            if not self._is_stopping and self._reminders.add(subscription, ends, self._wall()):
                 self._poke()
 
     def withdraw(self, subscription: Subscription) -> None:

@@ -16,7 +16,7 @@ import binascii
 import hashlib
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from email.header import Header
 from email.utils import format_datetime
@@ -172,13 +172,13 @@ def reminder(
 class MailComposer:
     """Mails of one delegate: its sender, its links, and the contents that were made last."""
 
-    def __init__(self, settings: MailSection, offset: float, first: int) -> None:
-        """Our clock + `offset` is seconds since the epoch; contents are numbered from `first`. Raises AddressError,
+    def __init__(self, settings: MailSection, ahead: Callable[[], float], first: int) -> None:
+        """`ahead`: see WallClock, of our clock; contents are numbered from `first`. Raises AddressError,
         ConfigurationError."""
         (self._sender,) = check_recipients((settings.sender,))
         self._domain = self._sender.rpartition("@")[2]
         self._base = check_base(settings.unsubscribe)
-        self._offset = offset
+        self._ahead = ahead
         self._numbers = itertools.count(first)  # next() is atomic
         self._made: tuple[InfoObject | None, dict[int, tuple[bytes, Content]]] = (None, {})
 
@@ -211,7 +211,7 @@ class MailComposer:
         if not is_digest:
             return single(contents[0], subscription.uid, self._domain, leave, importance)
         return digest(
-            contents, subscription.uid, sender=self._sender, domain=self._domain, published=queued + self._offset,
+            contents, subscription.uid, sender=self._sender, domain=self._domain, published=queued + self._ahead(),
             unsubscribe=leave, importance=importance,
         )  # fmt: skip
 

@@ -97,9 +97,10 @@ class MailQueue:
 
     def restore(self, subscription: Subscription, letters: Iterable[Letter], now: float) -> list[Loss]:
         """Restore what waited for an opened subscription in a time before, but for who was suspended while it was under
-        way, or before it was on disk."""
+        way, or before it was on disk. None was queued after now: the clock was ahead then."""
         outbox = self._outboxes[subscription]
         for letter in letters:
+            letter.queued = min(letter.queued, now)
             outbox.add(letter, is_new=False)
         outbox.sweep()
         return self._go_on(outbox, now)

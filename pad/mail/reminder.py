@@ -47,6 +47,10 @@ class Schedule:
         if due < math.inf:
             self._due[subscription] = due
 
+    def due(self, subscription: Subscription) -> float:
+        """When its reminder is due; infinity for none."""
+        return self._due.get(subscription, math.inf)
+
     def take(self, now: float) -> list[Subscription]:
         """Those that are due and were not taken, when it is time to look again."""
         if now < self._look or not self._due:

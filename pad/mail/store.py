@@ -1,8 +1,8 @@
 """The mail queue on disk, in one SQLite file.
 
 Rules: mail by the thousand in one transaction (WAL, synchronous=FULL); times are wall-clock times there and are told
-by the caller; a file that can't be read or written is a StorageError, never a silent loss. No mail takes the room that
-it takes to note that all mail has been sent; what has been sent gives its room back.
+by the caller, anew when the clock was set; a file that can't be read or written is a StorageError, never a silent loss.
+No mail takes the room that it takes to note that all mail has been sent; what has been sent gives its room back.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import msgspec
 from jbi_pubsub.core.errors import StorageError
 from jbi_pubsub.core.sqlite import check_tables, opened, storage_errors, transaction
 from jbi_pubsub.core.values import decoder_of
+from jbi_pubsub.core.wall_clock import SLACK
 from jbi_pubsub.pad.mail.journal import Changes
 from jbi_pubsub.pad.mail.letters import Ledger, Letter
 from jbi_pubsub.pad.mail.message import Content
@@ -62,6 +63,8 @@ class MailStore:
     def __init__(self, path: Path) -> None:
         """Opens or makes the file, for the owner alone: there is mail in it. Raises StorageError."""
         self.path = path
+        self._offset: float | None = None
+        """The one that the times in the file have; None: not told yet."""
         with self._translated():
             self._base = opened(path, self._set_up, timeout=1.0)
 
@@ -86,6 +89,7 @@ class MailStore:
 
     def load(self, offset: float) -> KeptMail:
         """All that is there; our clock + `offset` is seconds since the epoch. Raises StorageError."""
+        self._offset = offset
         with self._translated():
             contents = {
                 row[0]: Content(*row)
@@ -107,12 +111,15 @@ class MailStore:
         return KeptMail(letters, ledgers, first)
 
     def commit(self, changes: Changes, offset: float) -> None:
-        """Write them in one transaction, all or nothing. Raises StorageError."""
+        """Write them in one transaction, all or nothing; where `offset` is another one, the wall clock was set: the
+        times that are there are set with it. Raises StorageError."""
         with self._translated():
             size = sum({x.content.number: len(x.content.data) for x in changes.letters}.values())
             if changes.letters and (why := self.lack(size)):
                 raise StorageError(f"mail queue in {self.path}: {why}", hint="Free some space", path=str(self.path))
             self._write(changes, offset)
+            if self._offset is None or abs(offset - self._offset) > SLACK:
+                self._offset = offset
             if changes.dropped:
                 self._give_back()
 
@@ -134,6 +141,9 @@ class MailStore:
         contents = {x.content.number: x.content for x in changes.letters}
         with transaction(self._base):
             many = self._base.executemany
+            shift = offset - self._offset if self._offset is not None else 0.0
+            if abs(shift) > SLACK:
+                self._base.execute("UPDATE letters SET queued = queued + ?", (shift,))
             many("DELETE FROM letters WHERE number = ?", ((n,) for n in changes.deleted))
             many("DELETE FROM contents WHERE number = ?", ((n,) for n in changes.dropped))
             many("DELETE FROM ledgers WHERE uid = ?", ((uid,) for uid in changes.forgotten))

@@ -33,19 +33,21 @@ class MailWriter:
     """Writes what changes in a queue. The queue's lock covers it, too."""
 
     def __init__(
-        self, store: MailStore | None, queue: MailQueue, changed: threading.Condition, offset: float,
+        self, store: MailStore | None, queue: MailQueue, changed: threading.Condition, ahead: Callable[[], float],
         written: Callable[[list[Loss]], None],
     ) -> None:  # fmt: skip
-        """None: nothing is to survive. Our clock + `offset` is seconds since the epoch. `written` is called after each
+        """None: nothing is to survive. `ahead`: see WallClock. `written` is called after each
         transaction, without the lock, with what was lost."""
         self.store = store
         self.fault = ""
         """Why the disk does not take mail, as long as it does not."""
         self._journal, self._queue = queue.journal, queue
         self._changed = changed
-        self._offset = offset
+        self._ahead = ahead
         self._written = written
         self._is_closing = False
+        self._is_set = False
+        """The wall clock was, and the file has times of before."""
         self._is_over = True
         """There is nothing more to write."""
         self._job = Job("mail store writer", FAULT_SECONDS, self._write, slow=True)
@@ -64,6 +66,13 @@ class MailWriter:
         if self._journal.is_urgent or (self._journal.has_changed and self._write_at == math.inf):
             self._job.wake()
         self._changed.notify_all()
+
+    def note_set(self) -> None:
+        """Have the times in the file written anew: the wall clock was set."""
+        if self.store is not None:
+            with self._changed:
+                self._is_set = True
+                self._job.wake()
 
     @property
     def offered(self) -> int:
@@ -104,13 +113,13 @@ class MailWriter:
         more. Seconds until it is looked at again."""
         with self._changed:
             is_last, now = self._is_closing, time.monotonic()
-            if not (self._journal.has_changed or is_last):
+            if not (self._journal.has_changed or self._is_set or is_last):
                 return math.inf
             if self._write_at == math.inf:
                 self._write_at = now + (FAULT_SECONDS if self.fault else FLUSH_SECONDS)
-            if now < self._write_at and not (self._journal.is_urgent or is_last):
+            if now < self._write_at and not (self._journal.is_urgent or self._is_set or is_last):
                 return self._write_at - now
-            self._write_at = math.inf
+            self._write_at, self._is_set = math.inf, False
         try:
             self._write_all()
         finally:
@@ -148,7 +157,7 @@ class MailWriter:
         assert self.store is not None
         with guarded("mail store"):
             try:
-                self.store.commit(changes, self._offset)
+                self.store.commit(changes, self._ahead())
             except StorageError as exc:
                 return str(exc)
             return ""

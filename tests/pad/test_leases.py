@@ -54,6 +54,9 @@ class World:
     """A delegate without network: its clock, its types, its presence in lookup services and its store are ours."""
 
     now: float = 0.0
+    ahead: float = 0.0
+    """Seconds by which the wall clock is ahead of the other one."""
+    store: SubscriptionStore | None = None
     opening: Callable[[], object] = lambda: None
     announcing: Callable[[], object] = lambda: None
     types: set[TypeName] = field(default_factory=set)
@@ -71,7 +74,7 @@ class World:
             announcer=self,
             subscriptions_ref=ServiceRef("d", "subscriptions", ("127.0.0.1:1",)),
             clock=lambda: self.now,
-            options=DelegateOptions(store=self, wall=lambda: self.now),  # type: ignore[arg-type]  # and of a store
+            options=DelegateOptions(store=self.store or self, wall=lambda: self.now + self.ahead),  # type: ignore[arg-type]  # and of a store
         )
 
     def later(self, seconds: float) -> None:
