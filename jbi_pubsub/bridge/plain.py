@@ -22,7 +22,7 @@ from .platform import BridgedRegistration, PlatformAnswers
 log = logging.getLogger("jbi_pubsub.bridge")
 
 NOTED_AHEAD: Final = 1_000_000
-"""How far beyond a number the note of it goes, in microseconds: so there is one a second at most."""
+"""Microseconds by which a note is beyond the number: so there is one a second at most."""
 
 
 class TimedNumbers:
