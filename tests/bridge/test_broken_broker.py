@@ -17,6 +17,7 @@ import certificates
 import pytest
 
 from jbi_pubsub.bridge.mqtt import MqttPlatform, MqttSide, MqttTopic
+from jbi_pubsub.bridge.mqtt.waiting import HELD_MOST
 from jbi_pubsub.core.errors import BackPressureError
 from jbi_pubsub.core.info_object import InfoObject, Platform, TypeName
 
@@ -57,6 +58,7 @@ class Broker:
         self.port = self._listener.getsockname()[1]
         self.acknowledged: list[tuple[int, int]] = []
         """Connection and number of each message that was."""
+        self.pings = 0
         self.next = threading.Event()
         threading.Thread(target=self._serve, daemon=True).start()
 
@@ -81,6 +83,9 @@ class Broker:
                     peer.sendall(self._connack)
                 elif data[0] == 0x82:  # SUBSCRIBE
                     peer.sendall(b"\x90\x04" + data[2:4] + b"\x00" + self._granted + sent)
+                while data[:1] == b"\xc0":  # PINGREQ
+                    self.pings += 1
+                    data = data[2:]
                 while data[:1] == b"\x40":  # PUBACK
                     self.acknowledged.append((number, struct.unpack("!H", data[2:4])[0]))
                     data = data[2 + data[1] :]
@@ -179,7 +184,6 @@ def test_a_connection_shows_the_certificate_that_is_there_when_it_begins(tmp_pat
         publication(1, b"p", head=0x34),  # QoS 2, which nobody has asked for
         publication(1, b"p", b"", properties=b"\x23\x00\x01"),  # a topic alias that was not said
         publication(1, b"p", properties=b"\x23\xff\xff"),  # one that we have not room for
-        b"".join(publication(number, b"p") for number in range(1, 1_200)),  # far more than we have said
     ],
 )
 def test_a_broker_that_sends_what_is_no_mqtt_is_connected_to_anew(
@@ -232,6 +236,25 @@ def test_a_message_is_acknowledged_when_the_other_side_has_taken_it(side: Any, e
     heard.untaken = 0
     leaving.join(10.0)
     eventually(lambda: broker.acknowledged == [(0, 1), (0, 2), (0, 3)])
+
+
+def test_of_more_messages_than_were_asked_for_the_rest_waits_at_the_broker(
+    side: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a broker that sends at once all that waits in our session, some of it again, and another side that takes
+    # nothing for so long that the broker is to be asked whether it is there
+    monkeypatch.setattr("jbi_pubsub.bridge.mqtt.platform.KEEPALIVE", 1)
+    first, again = publication(1, b"1"), publication(1, b"1", head=0x3A) * HELD_MOST  # DUP
+    rest = b"".join(publication(number, b"%d" % number) for number in range(2, 2 * HELD_MOST))
+    broker, platform, heard = side(first + again + rest)
+    heard.untaken = 2 * HELD_MOST
+    eventually(lambda: broker.pings >= 3, what=platform.status)
+    assert len(heard.payloads) == HELD_MOST
+    # When it takes what there is
+    heard.untaken = 0
+    # Expect all acknowledged by that connection, and each to be one object
+    eventually(lambda: broker.acknowledged == [(0, number) for number in range(1, 2 * HELD_MOST)], what=platform.status)
+    assert heard.payloads == [b"%d" % number for number in range(1, 2 * HELD_MOST)]
 
 
 def test_what_is_sent_again_before_it_could_be_acknowledged_is_one_object(side: Any, eventually: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -17,28 +18,29 @@ ALIASES_MOST: Final = 16
 """Topics that the broker may send as a number (Topic Alias Maximum)."""
 ANSWERS_MOST: Final = 10_000
 """Packets that wait for a broker that reads none."""
+READ_PAUSE: Final = 0.01
+"""Seconds until it is looked again whether more may be read."""
 
 
 def lasting_client(
     mqtt: Any,
     broken: Callable[[Exception], bool],
     unreadable: Callable[[int, Cause, str], None],
+    is_full: Callable[[], bool],
     most: int,
 ) -> type[Client]:
     """paho's client, with bounds on what the broker sends. Its thread goes on when it has got what it can't read: paho
     raises then, in the middle of a packet, whatever comes of it. `broken` is told, and says whether to go on;
-    `unreadable` is told packet identifier (0: QoS 0), cause and reason of a message that is left out alone; `most`:
-    bytes of a packet."""
+    `unreadable` is told packet identifier (0: QoS 0), cause and reason of a message that is left out alone. While
+    `is_full` says so nothing is read, and the connection stays. `most`: bytes of a packet."""
 
     class LastingClient(mqtt.Client):  # type: ignore[misc]  # known when it is there
         def _sock_recv(self, size: int) -> Any:  # paho's, which takes an OSError (a ProtocolError is one) for the end
-            head = self._in_packet
-            if head["remaining_length"] > most:
-                raise ValueError(f"a packet of {head['remaining_length']} bytes, the limit is {most}")
-            if head["command"] >> 4 == 3 and head["command"] & 0x04:  # paho keeps these until they are released
-                raise ValueError("a message of QoS 2, which nobody has asked for")
-            if len(self._out_packet) > ANSWERS_MOST:
-                raise ValueError(f"it does not read: {ANSWERS_MOST} packets wait for it")
+            _check(self._in_packet, most, len(self._out_packet))
+            if is_full() and self.is_connected():
+                self._ping_t = 0.0  # the answer to the last ping may be among what is not read
+                time.sleep(READ_PAUSE)
+                raise BlockingIOError  # paho goes on with what is to be sent
             return super()._sock_recv(size)
 
         def _handle_publish(self) -> Any:  # paho's
@@ -77,6 +79,16 @@ def lasting_client(
                         return mqtt.MQTT_ERR_PROTOCOL
 
     return LastingClient
+
+
+def _check(head: Any, most: int, answers: int) -> None:
+    """Raises ValueError for the beginning of a packet that is not wanted, or too many answers that wait."""
+    if head["remaining_length"] > most:
+        raise ValueError(f"a packet of {head['remaining_length']} bytes, the limit is {most}")
+    if head["command"] >> 4 == 3 and head["command"] & 0x04:  # paho keeps these until they are released
+        raise ValueError("a message of QoS 2, which nobody has asked for")
+    if answers > ANSWERS_MOST:
+        raise ValueError(f"it does not read: {ANSWERS_MOST} packets wait for it")
 
 
 def _variable(data: bytes) -> int:

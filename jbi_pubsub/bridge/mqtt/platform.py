@@ -107,7 +107,7 @@ class MqttPlatform(PlainPlatform):
         paho = library()
         mqtt = paho.client
         self._packets = PACKET_MOST + side.max_payload
-        client: Client = lasting_client(mqtt, self._broken, self._unreadable, self._packets)(
+        client: Client = lasting_client(mqtt, self._broken, self._unreadable, self._inbox.is_stalled, self._packets)(
             mqtt.CallbackAPIVersion.VERSION2,
             client_id=side.client_id or f"jbi-{bridge}-{self.name}",  # the same in each process
             protocol=mqtt.MQTTv5,
@@ -211,7 +211,7 @@ class MqttPlatform(PlainPlatform):
             del self._open[came.number]
         if came.connection == self._connection:  # by another one its number is of another message
             self._client.ack(came.number, 1)
-            self._inbox.acknowledge()
+            self._inbox.acknowledge(came.number)
 
     def _lose(self, cause: Cause, why: str, uid: str = "") -> None:
         """A message is no object."""

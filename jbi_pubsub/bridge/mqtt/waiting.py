@@ -9,8 +9,6 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from jbi_pubsub.core.errors import ProtocolError
-
 if TYPE_CHECKING:
     from paho.mqtt.client import MQTTMessage
 
@@ -19,7 +17,8 @@ WAITING_MOST: Final = 100
 WAITING_BYTES: Final = 256 << 20
 """Limit of their bytes: where messages may be large fewer of them wait."""
 HELD_MOST: Final = 1_000
-"""Limit of messages of QoS 1, not acknowledged: brokers that have restored a session send more than Receive Maximum."""
+"""Limit of messages of QoS 1, not acknowledged. A broker that has restored a session may send more than Receive Maximum
+(mosquitto 2.0.11); those wait in its socket."""
 UNACKNOWLEDGED_MOST: Final = 1_000
 UNACKNOWLEDGED_BYTES: Final = 256 << 20
 """Messages that the broker has not acknowledged, or that wait for it, and their bytes."""
@@ -45,28 +44,30 @@ class MqttInbox:
         """`max_payload`: bytes that one may have."""
         self.most = max(1, min(WAITING_MOST, WAITING_BYTES // max_payload))
         """Messages that the broker is asked to send before one is acknowledged."""
-        self._max_payload = max_payload
         self._lock = threading.Lock()
         self._waiting: queue.Queue[MqttArrival | None] = queue.Queue()
         self._bytes = 0
-        self._held = 0
-        """Messages of QoS 1 of this connection that are not acknowledged."""
+        self._held: set[int] = set()
+        """Packet identifiers of this connection that are not acknowledged."""
 
     def is_full(self, size: int) -> bool:
         """Whether one more of so many bytes is too much; of QoS 1 the broker sends no more then."""
         return self._waiting.qsize() >= WAITING_MOST or self._bytes + size > WAITING_BYTES
+
+    def is_stalled(self) -> bool:
+        """Whether nothing more is to be read, of any QoS, until some are taken or acknowledged."""
+        return len(self._held) >= HELD_MOST or self._bytes > WAITING_BYTES
 
     def is_empty(self) -> bool:
         """Whether nothing waits."""
         return self._waiting.empty()
 
     def put(self, came: MqttArrival) -> None:
-        """One more waits, until it is acknowledged. Raises ProtocolError."""
+        """One more waits, until it is acknowledged."""
         with self._lock:
-            self._held += bool(came.number)
+            if came.number:
+                self._held.add(came.number)
             self._bytes += len(came.message.payload) if came.message is not None else 0
-            if self._held > HELD_MOST or self._bytes > WAITING_BYTES + self._max_payload:
-                raise ProtocolError(f"far more than the {self.most} messages at a time that we have asked for")
         self._waiting.put(came)
 
     def end(self) -> None:
@@ -84,12 +85,12 @@ class MqttInbox:
     def begin_connection(self) -> None:
         """Begin anew: what came before is not acknowledged any more."""
         with self._lock:
-            self._held = 0
+            self._held.clear()
 
-    def acknowledge(self) -> None:
-        """One of this connection is acknowledged."""
+    def acknowledge(self, number: int) -> None:
+        """That one of this connection is acknowledged."""
         with self._lock:
-            self._held -= 1
+            self._held.discard(number)
 
 
 class UnacknowledgedMessages:
