@@ -265,9 +265,9 @@ def _fault(kind: int, flags: int, algorithm: int, hops: int, max_hops: int, bloc
     if flags & ~_FLAGS or flags & 3 == 3 or algorithm >= len(HASHES):
         return "with flags or a hash that nobody has set"
     if hops > max_hops:
-        return f"after {hops} hops of {max_hops}"
+        return "after more hops than it may go"
     if not 1 <= block <= total or not number:
-        return f"with block {block} of {total}, number {number}"
+        return "with a block or a number that can not be"
     return ""
 
 

@@ -6,7 +6,6 @@ import logging
 import random
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, NamedTuple
@@ -18,6 +17,7 @@ from jbi_pubsub.core.sealing import DatagramSealing, Unsealed
 from jbi_pubsub.network.datagram import DatagramKind, is_repair, kind_of
 from jbi_pubsub.network.deliveries import NetworkDeliveries
 from jbi_pubsub.network.exchange import Exchange, ExchangeSettings
+from jbi_pubsub.network.faults import FaultCounts
 from jbi_pubsub.network.links.link import DatagramLink
 from jbi_pubsub.network.links.waiting import LinkWaiter
 from jbi_pubsub.network.message import NodeMessage
@@ -101,7 +101,7 @@ class Network:
         self._lock = threading.Lock()
         """Covers the exchange."""
         self._stopping = threading.Event()
-        self._faults: Counter[str] = Counter()
+        self._faults = FaultCounts()
         self._held: list[list[bytes]] = [[] for _ in links]
         """Datagrams that a busy link has not taken."""
         self._thread = threading.Thread(target=self._run, name="network", daemon=True)
@@ -152,7 +152,7 @@ class Network:
             sides = [each.status() for each in self._exchange.sides]
             held, has_twin = self._exchange.held, self._exchange.peers.has_twin
             cached, on_disk, failed = held.size, held.disk_size, held.failed
-            faults = dict(self._faults)
+            faults = self._faults.counts()
             if given_up := self._exchange.assembler.given_up:
                 faults["no room for parts of messages"] = given_up
             if failed:
@@ -229,7 +229,7 @@ class Network:
                     if opened := self._opened(at, data):
                         found += self._exchange.received(at, opened, now)
                 except ProtocolError as exc:
-                    self._faults[exc.message[:60]] += 1
+                    self._faults.note(exc.message)
             messages = [each for each in found if each.kind != DatagramKind.STREAM]
             self._deliveries.expect(len(messages))
         if messages:
@@ -239,17 +239,17 @@ class Network:
                 try:
                     self._streams(each)
                 except ProtocolError as exc:
-                    self._faults[exc.message[:60]] += 1
+                    self._faults.note(exc.message)
 
     def _opened(self, at: int, data: bytes) -> bytes:
         """A datagram in clear; b"": it is not taken."""
         opened = self._seals[at].open(data)
         if not isinstance(opened, bytes):
             if opened is not None:
-                self._faults[opened] += 1
+                self._faults.note(opened)
             return b""
         if self._deliveries.refuses(kind_of(opened)):
-            self._faults["no room for what comes: it is asked for again"] += 1
+            self._faults.note("no room for what comes: it is asked for again")
             return b""
         return opened
 

@@ -28,6 +28,7 @@ from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import InfoObject, Parcel, SchemaBundle, TypeName
 from jbi_pubsub.core.node_sections import NodeSection
 from jbi_pubsub.network.datagram import DatagramKind, DatagramMode
+from jbi_pubsub.network.faults import FaultCounts
 from jbi_pubsub.network.message import NodeMessage
 from jbi_pubsub.network.peers import NodePeer, PeerChange
 from jbi_pubsub.protocol.remote import RemoteAnswers, RemoteArchive
@@ -95,7 +96,7 @@ class Infosphere:
         self._remote = RemoteSequences()
         self._schemas = RemoteSchemas(self._remote.schemas)
         self._interest = OwnInterest()
-        self._faults: Counter[str] = Counter()
+        self._faults = FaultCounts()
         self._changed: Callable[[], None] = lambda: None
         self._arrived: ObjectReceiver | None = None
         self._queries = NetworkQueries(self.say, section.query_seconds, answers=section.answer)
@@ -339,10 +340,7 @@ class Infosphere:
 
     def fault(self, origin: bytes, exc: ProtocolError) -> None:
         """A node has said what makes no sense."""
-        with self._lock:
-            is_first = not self._faults[exc.message[:60]]
-            self._faults[exc.message[:60]] += 1
-        if is_first:
+        if self._faults.note(exc.message):
             log.warning("node %s: %s", origin.hex()[:8], exc)
 
     # -- the rest -------------------------------------------------------------------------------------------------
@@ -371,7 +369,7 @@ class Infosphere:
             return {
                 "kind": NAME, "connected": True, "own": len(self._own), "published": self._remote.counts().total(),
                 "waiting": sum(len(each.order) for each in self._remote), "schemas": len(self._schemas),
-                "faults": dict(self._faults),
+                "faults": self._faults.counts(),
             }  # fmt: skip
 
     def stop_listening(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import socket
+import struct
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,9 +13,11 @@ from typing import Any
 
 import pytest
 
-from jbi_pubsub.network.datagram import DATA_MOST, DatagramKind, DatagramMode
+from jbi_pubsub.network.datagram import DATA_MOST, Datagram, DatagramKind, DatagramMode, packed
 from jbi_pubsub.network.exchange import ExchangeSettings
+from jbi_pubsub.network.faults import FAULTS_MOST
 from jbi_pubsub.network.links.link import DatagramLink
+from jbi_pubsub.network.links.local import LocalLink
 from jbi_pubsub.network.links.tcp import TcpLink
 from jbi_pubsub.network.links.udp import UdpLink
 from jbi_pubsub.network.links.zenoh import ZenohLink
@@ -131,6 +134,29 @@ def test_a_node_is_on_networks_of_several_kinds_at_once(
     for number, (network, heard) in enumerate(made):
         assert sorted(each.body for each in heard) == [b"%d" % each for each in range(4) if each != number]
         assert network.status()["faults"] == {}
+
+
+def test_faults_are_counted_by_few_causes_whatever_comes(
+    nodes: Callable[..., Any], eventually: Callable[..., Any]
+) -> None:
+    # Given a node, and datagrams of all versions and kinds that there are not, with any blocks, hops and numbers
+    name = uuid.uuid4().hex
+    [(network, _)] = nodes([LocalLink(name)])
+    good = packed(Datagram(DatagramKind.QUERY, DatagramMode.UNRELIABLE, bytes(16), bytes(16), b"four", number=1))
+    changes = [(2, bytes([each])) for each in range(2, 256)] + [(3, bytes([each])) for each in range(100, 256)]
+    changes += [(6, bytes([each, 1])) for each in range(2, 256)]
+    changes += [(8, struct.pack("!II", each, 1)) for each in range(2, 500)]
+    # When they come
+    other = LocalLink(name)
+    for count, (at, new) in enumerate(changes, 1):
+        other.send([good[:at] + new + good[at + len(new) :]])
+        if count % 10 == 0 or count == len(changes):  # it has room for so many
+            eventually(lambda count=count: sum(network.status()["faults"].values()) == count)
+    other.close()
+    # Expect each to be counted, and those of the same cause together
+    faults = network.status()["faults"]
+    assert len(faults) == FAULTS_MOST + 1
+    assert faults["others"] > 100
 
 
 @pytest.mark.row("G-57")

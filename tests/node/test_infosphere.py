@@ -13,6 +13,7 @@ from jbi_pubsub.bridge.platform import BridgedRegistration
 from jbi_pubsub.core.info_object import InfoObject, Platform, SchemaBundle, TypeName, packed
 from jbi_pubsub.core.node_sections import NodeSection
 from jbi_pubsub.network.datagram import DatagramKind, DatagramMode
+from jbi_pubsub.network.faults import FAULTS_MOST
 from jbi_pubsub.network.message import NodeMessage
 from jbi_pubsub.network.peers import NodePeer
 from jbi_pubsub.node import ordering, remote, schemas, words
@@ -274,6 +275,17 @@ def test_garbage_is_counted(side: Infosphere, data: bytes) -> None:
     side.deliver(NodeMessage(DatagramKind.SEQUENCE, DatagramMode.RELIABLE, data, ALPHA, epoch=1, serial=1))
     side.deliver(NodeMessage(DatagramKind.PUBLICATION, DatagramMode.RELIABLE, data, ALPHA, epoch=1, serial=2))
     assert side.status()["faults"]
+
+
+def test_garbage_of_each_its_own_kind_is_counted_together(side: Infosphere, caplog: pytest.LogCaptureFixture) -> None:
+    # Given bodies of kinds that there are not, whose names a node has the say in
+    for serial in range(1, 1_001):
+        data = msgspec.msgpack.encode([f"kind {serial}"])
+        side.deliver(NodeMessage(DatagramKind.SEQUENCE, DatagramMode.RELIABLE, data, ALPHA, epoch=1, serial=serial))
+    # Expect all to be counted, the first of each cause to be logged, and causes to be bounded
+    faults = side.status()["faults"]
+    assert sum(faults.values()) == 1_000
+    assert len(faults) == len(caplog.records) == FAULTS_MOST + 1
 
 
 def test_what_was_lost_before_it_came_is_not_told_as_left_out(side: Infosphere, wire: Wire) -> None:

@@ -16,13 +16,14 @@ import os
 import queue
 import socket
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
 
 from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.core.hosts import with_port
+from jbi_pubsub.network.faults import FaultCounts
 from jbi_pubsub.network.links.link import DATAGRAM_MOST, Waitable
 
 SENDING_MOST: Final = 1 << 20
@@ -31,34 +32,18 @@ RECEIVING_MOST: Final = 4_096
 """Datagrams that have come and are not read; then Zenoh waits."""
 CHANNEL: Final = 256
 """Datagrams in Zenoh's own queue to the thread that takes them."""
-FAULTS_MOST: Final = 100
 STOP_SECONDS: Final = 5.0
 
 
-class _ZenohFaults:
-    """Faults that were counted, so many kinds at most. Any thread."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
-        self._lock = threading.Lock()
-
-    def note(self, why: object) -> None:
-        """One more."""
-        text = str(why).partition(" at /")[0][:60]
-        with self._lock:
-            if len(self._counts) < FAULTS_MOST or text in self._counts:
-                self._counts[text] += 1
-
-    def counts(self) -> dict[str, int]:
-        """All of them."""
-        with self._lock:
-            return dict(self._counts)
+def _text(exc: Exception) -> str:
+    """The words of Zenoh's error, without the place in its source."""
+    return str(exc).partition(" at /")[0]
 
 
 class _ZenohPuts:
     """Datagrams on their way to Zenoh, by a thread, for its calls may wait."""
 
-    def __init__(self, publisher: Any, error: type[Exception], most: int, faults: _ZenohFaults) -> None:
+    def __init__(self, publisher: Any, error: type[Exception], most: int, faults: FaultCounts) -> None:
         self._publisher, self._error, self._most, self._faults = publisher, error, most, faults
         self._going: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -88,7 +73,7 @@ class _ZenohPuts:
             try:
                 self._publisher.put(data)
             except self._error as exc:
-                self._faults.note(exc)
+                self._faults.note(_text(exc))
             with self._lock:
                 self.waiting -= len(data)
 
@@ -96,7 +81,7 @@ class _ZenohPuts:
 class _ZenohTakes:
     """Datagrams that have come, taken by a thread; where nobody reads them Zenoh waits."""
 
-    def __init__(self, subscriber: Any, error: type[Exception], faults: _ZenohFaults) -> None:
+    def __init__(self, subscriber: Any, error: type[Exception], faults: FaultCounts) -> None:
         self._subscriber, self._error, self._faults = subscriber, error, faults
         self._coming: deque[bytes] = deque()
         self._room = threading.Condition()
@@ -133,7 +118,7 @@ class _ZenohTakes:
                 payload = self._subscriber.recv().payload
             except self._error as exc:
                 if not self._is_closed:
-                    self._faults.note(exc)
+                    self._faults.note(_text(exc))
                 return
             if not 0 < len(payload) <= DATAGRAM_MOST:
                 self._faults.note("bytes that are not a datagram")
@@ -170,7 +155,7 @@ class ZenohLink:
         library = _library()
         self._error = library.ZError
         self._name = name
-        self._faults = _ZenohFaults()
+        self._faults = FaultCounts()
         try:
             self._session = library.open(_configuration(library, port, host, peers, mode))
             try:
