@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from weakref import WeakSet
 
 import msgspec
 from lxml import etree
@@ -210,6 +211,8 @@ class TypeRepository:
         self.only_known: Final = only_known
         self._lock = threading.Lock()
         self._types: dict[TypeName, InformationType | UntypedGate] = {}
+        self._alive: WeakSet[InformationType] = WeakSet()
+        """Those that somebody holds, forgotten or not: what is made of a schema may be large."""
 
     def open(self, bundle: SchemaBundle, *, caller: str = "") -> InformationType | UntypedGate:
         """Stand-in for a type that somebody publishes: see `open_schema`, and `untyped` where there is none."""
@@ -224,10 +227,10 @@ class TypeRepository:
         schema of a type that is known.
         """
         with self._lock:
-            known = next((t for t in self._types.values() if t.bundle == bundle), None)
-        if isinstance(known, InformationType):
+            known = next((t for t in self._alive if t.bundle == bundle), None)
+        if known is not None:
             self._check_registered(known.type, known.digest)
-            return known
+            return self._held(known)
         found = self._opener.open(bundle, cache_dir=self._cache_dir, caller=caller)
         self._check_registered(found.model.type, found.digest)
         return self._kept(found, bundle)
@@ -281,9 +284,16 @@ class TypeRepository:
             known = self._types.get(found.model.type)
         if known is not None and known.digest != found.digest:
             raise _conflict(known.type, known.digest, found.digest)
-        kept = self._taken(InformationType(found, bundle) if known is None else known)  # outside the lock: it compiles
-        assert isinstance(kept, InformationType)
-        return kept
+        if not isinstance(known, InformationType):
+            known = InformationType(found, bundle)  # outside the lock: it compiles
+        return self._held(known)
+
+    def _held(self, made: InformationType) -> InformationType:
+        held = self._taken(made)
+        assert isinstance(held, InformationType)
+        with self._lock:
+            self._alive.add(held)
+        return held
 
     def _taken(self, made: InformationType | UntypedGate) -> InformationType | UntypedGate:
         """That one, or the one that is there already. Raises TypeConflictError, SchemaError."""

@@ -79,7 +79,7 @@ class Registrations:
         """Schema of a type that nobody publishes any more, as long as somebody may come for its objects; None for
         others."""
         with self._tables.lock:
-            return next((topic.schema for topic in self._tables.topics.ghosts if topic.type == type), None)
+            return next((schema for topic, schema in self._tables.topics.ghosts.items() if topic.type == type), None)
 
     def forget_type(self, type: TypeName) -> None:  # noqa: A002  # the field's word
         """Drop a type that was opened for a registration which then came to nothing."""
@@ -155,9 +155,7 @@ class Registrations:
             self._relayed_before.pop(uid, None)
             topic = registration.topic
             topic.is_partly_kept = topic.is_partly_kept or archived is None
-            is_new = topic.registrations == 1 and topic.schema is None
-            topic.gate = gate if request.validate and (is_new or topic.gate is not None) else None
-            topic.schema = None if gate.bundle.is_none else gate.bundle
+            topic.gate, topic.is_validated = gate, topic.is_validated and request.validate
             topic.unannounced.add(uid)
             topic.buffer.young_until = math.inf
             connection.registrations[number] = registration

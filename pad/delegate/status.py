@@ -210,15 +210,15 @@ class StatusReports:
         """Why a subscription can match nothing of what is registered here, as it contradicts their schemas or
         invariants, and of how many registrations that is said; () and 0 if it may, or that is not known."""
         with self._tables.lock:
-            topics = [each for each in self._tables.topics.find(request.entries) if each.registrations]
+            topics = [(each, each.gate) for each in self._tables.topics.find(request.entries) if each.gate is not None]
         found: dict[TypeName, tuple[InformationTypeGate, list[Entries]]] = {}
-        for each in topics:
-            if each.gate is None:
+        for each, gate in topics:
+            if not each.is_validated:
                 return (), 0
-            found.setdefault(each.type, (each.gate, []))[1].append(each.entries)
+            found.setdefault(each.type, (gate, []))[1].append(each.entries)
         if len(found) > TYPES_JUDGED:
             return (), 0
-        return contradictions(request, [*found.values()]), sum(each.registrations for each in topics)
+        return contradictions(request, [*found.values()]), sum(each.registrations for each, _ in topics)
 
     def explain(self, uid: str, metadata: bytes, payload: bytes, head: Head | None = None) -> dict[str, object]:
         """Why an object would be delivered to a subscription, or not, for each registration here, as plain data (see

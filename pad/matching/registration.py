@@ -10,7 +10,7 @@ from typing import Final
 from msgspec import UNSET, UnsetType
 
 from jbi_pubsub.core.errors import MetadataError
-from jbi_pubsub.core.info_object import Head, SchemaBundle, TypeName, numbered, prefix_of
+from jbi_pubsub.core.info_object import Head, TypeName, numbered, prefix_of
 from jbi_pubsub.core.quality import Contract
 from jbi_pubsub.core.signing import SigningKey
 from jbi_pubsub.lookup.entry import EntryRep
@@ -43,10 +43,10 @@ class Topic:
     """When the first of its registrations that stand came (delegate's clock)."""
     has_waited: bool = False
     """Whether a subscription has come to it that stood before that."""
-    schema: SchemaBundle | None = None
-    """Schema of the type, for whoever comes when nobody publishes it any more."""
     gate: InformationTypeGate | None = None
-    """Type by whose schema all metadata were validated; None: not all were."""
+    """Its type, while there is a registration: what is made of a schema may be large."""
+    is_validated: bool = True
+    """By the schema of its type all metadata were."""
     is_partly_kept: bool = False
     """Not all objects that may lie in its buffer are archived."""
     announced: float = -math.inf

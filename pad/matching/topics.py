@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Final
 from uuid import uuid4
 
-from jbi_pubsub.core.info_object import TypeName
+from jbi_pubsub.core.info_object import SchemaBundle, TypeName
 from jbi_pubsub.lookup.index import EntryIndex
 from jbi_pubsub.pad.matching.match_table import MatchTable
 from jbi_pubsub.pad.matching.recent import RecentBuffers
@@ -32,8 +32,9 @@ class Topics:
         self._topics: dict[str, Topic] = {}
         self._keys: dict[Entries, str] = {}
         self._published: EntryIndex[str] = EntryIndex()
-        self.ghosts: dict[Topic, None] = {}
-        """Topics without a registration, whose objects somebody may still come for; the oldest first."""
+        self.ghosts: dict[Topic, SchemaBundle | None] = {}
+        """Topics without a registration, whose objects somebody may still come for, and their schemas; the oldest
+        first."""
 
     def __iter__(self) -> Iterator[Topic]:
         return iter(self._topics.values())
@@ -62,8 +63,10 @@ class Topics:
         if not topic.unannounced and math.isinf(topic.buffer.young_until):  # it was never told of: so is nobody to come
             self._buffers.announced(topic.buffer, now)
         if topic.registrations == 0:
-            topic.table = MatchTable()
-            self.ghosts[topic] = None
+            schema = topic.gate.bundle if topic.gate is not None and not topic.gate.bundle.is_none else None
+            topic.table, topic.gate = MatchTable(), None
+            alike = (each for each in self.ghosts.values() if each == schema)
+            self.ghosts[topic] = next(alike, schema)  # once in memory, however many have gone
             if not topic.buffer.total:  # nobody can have missed anything
                 self._forget(topic)
 

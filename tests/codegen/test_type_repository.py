@@ -86,6 +86,20 @@ def test_a_forgotten_type_may_come_back_with_another_schema(make):
     assert types.open(make.bundle(make.root(make.leaf("b")))).model.invariants[0][0] == "/r/b"
 
 
+def test_a_forgotten_type_that_somebody_holds_is_the_same_again(make):
+    # Given a type that was forgotten, and is held yet
+    types = TypeRepository()
+    held = types.open(make.bundle(make.root(make.leaf("a"))))
+    types.forget(TypeName("r"))
+    # When its schema comes again, expect that one
+    assert types.open(make.bundle(make.root(make.leaf("a")))) is held is types.find(TypeName("r"))
+    # And none where the type has another schema by now
+    types.forget(TypeName("r"))
+    types.open(make.bundle(make.root(make.leaf("b"))))
+    with pytest.raises(TypeConflictError):
+        types.open(make.bundle(make.root(make.leaf("a"))))
+
+
 def test_the_number_of_types_is_bounded(make):
     types = TypeRepository(limit=1)
     another = read_bundle(make.root(make.leaf("a")), root="r", name="another")

@@ -5,8 +5,10 @@ Here the delegate alone, without network or thread: what others do in the middle
 
 from __future__ import annotations
 
+import gc
 import itertools
 import math
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -358,6 +360,38 @@ def test_topics_without_a_publisher_are_bounded(world: World, monkeypatch: pytes
         world.delegate.expire()
     assert len(world.delegate.tables.topics) == len(world.delegate.tables.topics.ghosts) == 10
     assert world.status()["kept"]["objects"] == 10
+
+
+def test_topics_without_a_publisher_share_a_schema_and_hold_nothing_that_was_made_of_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given types that are made anew with each registration, as nobody else has registered that one
+    made = weakref.WeakSet[Gate]()
+
+    def opened(_bundle: SchemaBundle) -> Gate:
+        gate = Gate()
+        gate.bundle = SchemaBundle("t.xsd", (("t.xsd", b"".join([b"<a", b"/>"])),))
+        made.add(gate)
+        return gate
+
+    monkeypatch.setattr(world, "open", opened)
+    # When publishers with entries of their own come, publish and leave
+    for number in range(5):
+        registration = world.register(EntryRep(UNIT, (f"unit-{number}",)))
+        world.publish(registration)
+        world.delegate.publishers.unregister(world.connection, registration.uid)
+    # Expect the schema to be there once, and no type when their objects are not kept any more
+    del registration
+    world.now += 10.0 + OLD_SECONDS + 1.0
+    world.delegate.expire()
+    world.registrations.clear()
+    gc.collect()
+    assert not made
+    assert len({id(schema) for schema in world.delegate.tables.topics.ghosts.values()}) == 1
+    assert len(world.delegate.tables.topics.ghosts) == 5
+    # And that the next registration is of a type as ever
+    again = world.register(EntryRep(UNIT, ("unit-1",)))
+    assert again.topic.gate is not None
 
 
 def test_a_new_registration_lets_its_topic_wait_for_its_announcement(world: World) -> None:
