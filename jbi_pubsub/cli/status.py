@@ -59,7 +59,7 @@ ANSWER_SECONDS: Final = 3.0
 EVERY_SECONDS: Final = 1.0
 """Between two looks of --watch, unless told otherwise."""
 ROWS_MOST: Final = 50
-"""Subscriptions shown of one server to people; JSON has all that the server tells."""
+"""Subscriptions shown of one server in a terminal, but with --wide."""
 
 _SERVERS: Final = (
     Column("kind"), Column("name", long=True, name=True), Column("address", long=True, name=True),
@@ -141,7 +141,7 @@ have; what is not zero of that is shown to everybody."""
 NO_ANSWER: Final = ("unreachable", "refused")
 """Kinds of those of which there is no status: they are away, or do not tell us."""
 FEDERATES_MOST: Final = 20
-"""Federates that are listed unless all is asked for."""
+"""Federates that are listed in a terminal, but with --wide."""
 MORE_MOST: Final = 50
 """Others that are shown of one server."""
 _COUNTERS: Final = ("published", "delivered", "mailed", "lookups", "changes", "events")
@@ -207,7 +207,9 @@ def status(given: _StatusArguments) -> int:
             _watch(servers, given, view)
         else:
             found = servers.ask()
-            shown = tables(found, subscriptions=given.subscriptions, whole=view.wide)
+            shown = tables(
+                found, subscriptions=given.subscriptions, whole=view.wide, is_cut=sys.stdout.isatty() and not view.wide
+            )
             given.show(found, lambda: show_tables(shown, view))
             refused = [facts for facts in found if facts["kind"] == "refused"]
             for facts in refused:
@@ -305,8 +307,10 @@ def _rates(then: float, before: Facts, now: float, after: Facts) -> dict[str, fl
     }
 
 
-def tables(found: Sequence[Facts], *, subscriptions: bool = False, whole: bool = False) -> Iterator[Table]:
-    """Tables for people; `whole`: also what they rarely ask for."""
+def tables(
+    found: Sequence[Facts], *, subscriptions: bool = False, whole: bool = False, is_cut: bool = False
+) -> Iterator[Table]:
+    """Tables for people; `whole`: also what they rarely ask for; `is_cut`: only as many rows as one looks at."""
     lookups = [facts for facts in found if facts["kind"] == "lookup"]
     known = [facts for facts in found if facts["kind"] not in ("lookup", *NO_ANSWER, *_OF_FEDERATIONS)]
     others = [facts for facts in found if facts["kind"] in ("lookup", *_OF_FEDERATIONS)]
@@ -331,7 +335,7 @@ def tables(found: Sequence[Facts], *, subscriptions: bool = False, whole: bool =
     if federations := [row for each in rtis for row in federation_rows(each)]:
         yield Table(FEDERATIONS, federations)
     federates = [row for each in rtis for row in federate_rows(each)]
-    if federates and (whole or len(federates) <= FEDERATES_MOST):
+    if federates and not (is_cut and len(federates) > FEDERATES_MOST):
         yield Table(FEDERATES, federates)
     shown = [_certificate_row(facts) for facts in (*others, *known) if facts.get("tls")]
     if shown := [row for row in shown if whole or row[-1]]:
@@ -350,7 +354,7 @@ def tables(found: Sequence[Facts], *, subscriptions: bool = False, whole: bool =
         yield Table(_MORE, besides)
     if subscriptions:
         for facts in taking:
-            yield _subscription_table(facts)
+            yield _subscription_table(facts, ROWS_MOST if is_cut else None)
 
 
 def _with_rates(
@@ -495,7 +499,7 @@ def _objects_row(facts: Facts) -> Sequence[object]:
     return _called(facts), *(f"{facts[name]:,}" for name in counted), f"{sum(facts['lost'].values()):,}"
 
 
-def _subscription_table(facts: Facts) -> Table:
+def _subscription_table(facts: Facts, most: int | None) -> Table:
     queued = {uid: waiting for session in facts["sessions"] for uid, waiting in session["queued"].items()}
 
     def waiting(s: Facts) -> int:
@@ -507,7 +511,7 @@ def _subscription_table(facts: Facts) -> Table:
             s["uid"], s["predicate"], s["filter"], f"{s['policy']} {s['bound']}" if s["direct"] else "e-mail",
             s["matched"], s["suppressed"], _delivered(s), waiting(s), losses(s["lost"]),
         )
-        for s in known[:ROWS_MOST]
+        for s in known[:most]
     ]  # fmt: skip
     of = facts["counts"]["subscriptions"]
     shown = "" if len(rows) == of else f" (the first {len(rows)} of {of})"
@@ -534,7 +538,9 @@ def _watch(servers: Servers, given: _StatusArguments, view: View) -> None:
     try:
         with screen or nullcontext():
             for _ in given.turns(screen.wait if screen is not None else time.sleep):
-                seen = view.of(tables(servers.ask(), subscriptions=given.subscriptions, whole=view.wide))
+                seen = view.of(
+                    tables(servers.ask(), subscriptions=given.subscriptions, whole=view.wide, is_cut=screen is not None)
+                )
                 if screen is not None:
                     screen.show("\n\n".join(drawn(table, width=screen.width) for table in seen).split("\n"))
                 else:

@@ -173,6 +173,9 @@ def top(given: _Top) -> None:
                 seen = seen._replace(full=full_queues(observer))
             look = Look(given.page, _sort_number(seen, given.page, given.sort))
             given.show(facts_of(seen, given.page), lambda: show_tables(page_of(seen, look), more=MORE))
+            if given.page == "subscriptions" and len(known.rows) < known.total:
+                those = f"{len(known.rows):,} of {known.total:,} subscriptions, those with the most deliveries"
+                click.echo(f"{those}; `jbi status --subscriptions` lists all", err=True)
         else:
             _watch(observer, known, given.page, given.sort, given.every)
     finally:

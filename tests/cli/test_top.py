@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -194,6 +195,33 @@ def test_one_look_for_programs(federation: Any, figures: Any, flags: list[str], 
     assert [(s["uid"], s["delivered"]) for s in facts["subscriptions"]] == [(uid, 1)]
     assert facts["subscriptions_in_all"] == 1
     assert set(facts["servers"][1]["last_10_s"]) >= {"published", "delivered", "lost"}
+
+
+def test_a_pipe_gets_all_subscriptions_or_is_told_how_many_it_gets(
+    federation: Any, figures: Any, flags: list[str], said: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given more subscriptions at one delegate than a terminal shows
+    federation.pad()
+    publisher, subscriber = federation.light(), federation.subscriber()
+    registration = figures.register(publisher)
+    uids = {subscriber.register_subscriber(type_name="mil.af.rl.jbi.Intel_Imagery") for _ in range(3)}
+    publisher.wait_for_subscribers(registration, 3)
+    monkeypatch.setattr("jbi_pubsub.cli.status.ROWS_MOST", 2)
+    monkeypatch.setattr("jbi_pubsub.cli.pages.ROWS_MOST", 2)
+    # Expect all of `jbi status` in a pipe and with --wide, and a terminal to be told how many there are
+    listed = said(*flags, "status", "--subscriptions").out
+    assert set(re.findall(r"^subscription-[0-9a-f]{32}", listed, re.MULTILINE)) == uids
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+        assert "(the first 2 of 3)" in said(*flags, "status", "--subscriptions").out
+        assert uids <= set(
+            re.findall("subscription-[0-9a-f]{32}", said(*flags, "status", "--subscriptions", "--wide").out)
+        )
+    # And of `jbi top` the first of each server, and on stderr where the others are
+    shown = said(*flags, "top", "subscriptions", "--every", "0.1")
+    assert len(shown.out.splitlines()) == 1 + 2
+    assert "2 of 3 subscriptions" in shown.err
+    assert "`jbi status --subscriptions`" in shown.err
 
 
 @pytest.mark.processes
