@@ -303,10 +303,11 @@ def run(arguments: Sequence[str]) -> int:
         click.echo(_lines(f"jbi: {exc}"), err=True)  # peers have a say in it
         return 1
     except Exception as exc:
-        from jbi_pubsub.core.errors import ConfigurationError, JbiError  # here: `jbi --help` starts faster without
+        from jbi_pubsub.core import errors  # here: `jbi --help` starts faster without
 
-        if not isinstance(exc, JbiError):
+        if not isinstance(exc, errors.JbiError):
             raise
         exc.hint = _as_options(exc.hint)
         click.echo(_lines(f"jbi: {exc}"), err=True)
-        return 2 if isinstance(exc, ConfigurationError) else 1
+        given = (errors.ConfigurationError, errors.PredicateError, errors.AddressError)  # words of the command line
+        return 2 if isinstance(exc, given) and not exc.is_remote else 1

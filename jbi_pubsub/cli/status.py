@@ -32,6 +32,7 @@ from jbi_pubsub.protocol.services import STATUS
 from jbi_pubsub.protocol.status.federations import RtiStatus
 from jbi_pubsub.web.simulations import federate_rows, federation_rows
 
+from .community import at_address
 from .options import TableArguments, argument, command, flag, option
 from .pages import FEDERATES, FEDERATIONS
 from .screen import Screen, is_screen
@@ -43,6 +44,7 @@ from .show import (
     View,
     drawn,
     lasted,
+    printable,
     rated,
     show_tables,
     sized,
@@ -211,10 +213,10 @@ def status(given: _StatusArguments) -> int:
                 found, subscriptions=given.subscriptions, whole=view.wide, is_cut=sys.stdout.isatty() and not view.wide
             )
             given.show(found, lambda: show_tables(shown, view))
-            refused = [facts for facts in found if facts["kind"] == "refused"]
-            for facts in refused:
-                click.echo(f"{facts['address']}: {facts['error']}", err=True)
-            return 1 if refused else 0
+            silent = [facts for facts in found if facts["kind"] in NO_ANSWER]
+            for facts in silent:
+                click.echo(printable(f"{facts['address']}: {facts['error']}"), err=True)
+            return 1 if silent else 0
     finally:
         servers.close()
     return 0
@@ -224,8 +226,9 @@ class Servers:
     """The servers to be asked, over connections that stay open; those that are registered, or the given ones."""
 
     def __init__(self, config: Config, addresses: Sequence[str]) -> None:
+        """Raises ConfigurationError: one is not HOST:PORT."""
         self._config = config
-        self._fixed = {address: ServiceRef("", STATUS, (address,)) for address in addresses}
+        self._fixed = {address: at_address(address, STATUS) for address in addresses}
         self._community = None if addresses else JoinManager(config, name="jbi")
         self._clients: dict[str, ControlClient] = {}
         self._before: dict[str, tuple[float, Facts]] = {}

@@ -143,7 +143,7 @@ class _Top(JsonArguments):
 
 
 @command(None, _Top)
-def top(given: _Top) -> None:
+def top(given: _Top) -> int:
     """Show all servers live, in pages: overview, subscriptions, mail, leases, parties, links and bins, types, networks
     of nodes, federations of simulations.
 
@@ -176,11 +176,15 @@ def top(given: _Top) -> None:
             if given.page == "subscriptions" and len(known.rows) < known.total:
                 those = f"{len(known.rows):,} of {known.total:,} subscriptions, those with the most deliveries"
                 click.echo(f"{those}; `jbi status --subscriptions` lists all", err=True)
-        else:
-            _watch(observer, known, given.page, given.sort, given.every)
+            silent = [each for each in (*seen.shot.servers, *seen.shot.rtis) if each.error]
+            for each in silent:
+                click.echo(printable(f"{each.title}: {each.error}"), err=True)
+            return 1 if silent else 0
+        _watch(observer, known, given.page, given.sort, given.every)
     finally:
         known.stop()
         observer.stop()
+    return 0
 
 
 def _sort_number(seen: PageFacts, page: str, sort: str) -> int:

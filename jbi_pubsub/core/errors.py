@@ -53,6 +53,8 @@ class JbiError(Exception):
     code = "error"
     is_final = False
     """The same call fails again until its cause is corrected; otherwise it may succeed later."""
+    is_remote = False
+    """Another process has raised it, and told us."""
 
     def __init__(self, message: str, *, hint: str = "", **facts: Fact) -> None:
         super().__init__(message)
@@ -283,7 +285,9 @@ def report(error: JbiError) -> ErrorReport:
 def rebuild(received: ErrorReport) -> JbiError:
     """The error of a report; an unknown code becomes a plain JbiError."""
     facts = {k: v for k, v in received.facts.items() if k not in ("message", "hint", "self")}
-    return _by_code().get(received.code, JbiError)(received.message, hint=received.hint, **facts)
+    error = _by_code().get(received.code, JbiError)(received.message, hint=received.hint, **facts)
+    error.is_remote = True
+    return error
 
 
 def _by_code() -> dict[str, type[JbiError]]:

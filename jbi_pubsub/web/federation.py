@@ -30,6 +30,7 @@ from jbi_pubsub.core.series import Counter, Gauge, SeriesPoint
 from jbi_pubsub.core.values import converted
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlClient
+from jbi_pubsub.core.wire.endpoint import check_endpoint
 from jbi_pubsub.lookup.client.finder import LookupCache
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceTemplate
@@ -201,7 +202,7 @@ class Observer:
         self._security = config.security()
         self._every = every
         self._clock = clock
-        self._fixed = {address: ServiceRef("", STATUS, (address,)) for address in addresses}
+        self._fixed = {address: ServiceRef("", STATUS, (check_endpoint(address),)) for address in addresses}
         self._changed = threading.Condition()
         self._watched: dict[str, _Watched] = {}
         self._totals: dict[str, Gauge] = {}

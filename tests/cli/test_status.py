@@ -247,7 +247,9 @@ def test_what_there_is_no_room_for_is_said() -> None:
     assert max(map(len, lines)) <= 40
 
 
-def test_a_server_that_is_gone_is_shown_as_such(federation: Any, eventually: Callable[..., Any]) -> None:
+def test_a_server_that_is_gone_is_shown_as_such(
+    federation: Any, flags: list[str], said: Callable[..., Any], eventually: Callable[..., Any]
+) -> None:
     pad = federation.pad("alpha", "rome")
     servers = Servers(federation.config, ())
     federation.stack.callback(servers.close)
@@ -257,6 +259,10 @@ def test_a_server_that_is_gone_is_shown_as_such(federation: Any, eventually: Cal
     pad.endpoints.first.stop()
     row = _cells(servers.ask(), "kind", "unreach")
     assert (row["kind"], row["name"], row["address"]) == ("unreachable", "alpha, rome", pad.address)
+    # And of the command a code that says so, with the reason
+    shown = said(*flags, "status")
+    assert shown.code == 1
+    assert f"{pad.address}: can't reach {pad.address}: Connection refused" in shown.err
 
 
 def test_services_of_other_kinds_are_not_asked(federation: Any) -> None:

@@ -256,6 +256,7 @@ def test_full_queues_are_alarms_for_programs(
         (("top", "overvew"), 2, "no page overvew; did you mean overview?"),
         (("top", "--once", "--every", "0.1"), 1, "tried: 127.0.0.1:1 (can't reach 127.0.0.1:1: Connection refused)"),
         (("top", "--every", "0"), 2, "--every"),
+        (("top", "mail", "--once", "--server", "127.0.0.1:1", "--every", "0.1"), 1, "Connection refused"),
     ],
     ids=str,
 )

@@ -86,7 +86,7 @@ def test_a_type_from_its_beginning_to_its_end(types: Said, tmp_path: Path) -> No
     assert types("property", "report", "icon", "--remove")[0] == 0
     assert types("property", "report")[1] == ""
     assert types("export", "report")[1] == REPORT
-    assert types("remove", "report")[0] == 2
+    assert types("remove", "report")[0] in (1, 2)  # a delegate refuses it; of a folder the command line is wrong
     assert types("remove", "Summary/2")[1] == "type mil.Summary 2 is removed\n"
     assert types("remove", "report")[0] == 0
     told = json.loads(types("history", "report", "--json")[1])

@@ -351,8 +351,24 @@ def test_a_host_of_another_machine_is_told_as_that(host: str, said: Callable[...
 
 def test_a_hint_names_the_option_instead_of_the_argument(said: Callable[..., Any]) -> None:
     answer = said(*ALONE, "subscribe", "--type", "x", "--predicate", "//s:a")
-    assert (answer.code, answer.is_one_line()) == (1, True), answer
+    assert (answer.code, answer.is_one_line()) == (2, True), answer
     assert answer.err.endswith("for example --namespace s=urn:...\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (("status", "foo"), "'foo' is not HOST:PORT"),
+        (("top", "--once", "--server", "foo"), "'foo' is not HOST:PORT"),
+        (("subscribe", "--type", "x", "--email", "notanaddress"), "'notanaddress' is not exactly one plain e-mail"),
+        (("subscribe", "--type", "x", "--predicate", "///"), "predicate: unexpected '/'"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else " ".join(each),
+)
+def test_a_wrong_word_is_code_2(arguments: tuple[str, ...], fault: str, said: Callable[..., Any]) -> None:
+    answer = said(*ALONE, *arguments)
+    assert (answer.code, answer.is_one_line()) == (2, True), answer
+    assert fault in answer.err
 
 
 @pytest.mark.parametrize(
