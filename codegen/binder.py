@@ -2,7 +2,8 @@
 
 Rules:
 - XPath's view of a value is taken: the text of an element without comments. An empty element has the value that
-  `default` or `fixed` gives it, as in validation; an absent one, or an attribute, has none. xsi:nil makes it unset.
+  `default` or `fixed` gives it, as in validation, but for xs:QName; an absent one, or an attribute, has none. xsi:nil
+  makes it unset.
 - An entry is made for each element of the invariant part that has at least one value; several equal ones are one.
 - Template (paper, figure 3): an empty or absent element is a wildcard; an element of which nothing is asked gives no
   entry template. A value on a variant element, and an element that the schema does not know, are errors.
@@ -284,11 +285,10 @@ class Binder:
         known = slot.memory.get(text)
         if known is not None:
             return known
-        if not text.strip() and element.get(_NIL) in _TRUE:
-            return None
-        if not text and not slot.in_context and slot.field.default is not None:
-            text = slot.field.default
-        return self._canonical(text, slot, element, what)
+        default = None if text else slot.field.default
+        if not text.strip() and (element.get(_NIL, "").strip() in _TRUE or (default and slot.in_context)):
+            return None  # nil, or a name whose prefix is the schema's
+        return self._canonical(text if default is None else default, slot, element, what)
 
     def _joined(self, element: Element, what: str) -> str:
         """The text around comments and processing instructions, as XPath sees it."""

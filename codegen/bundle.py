@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import unquote, urljoin, urlsplit
 
 import msgspec
 from lxml import etree
@@ -54,7 +54,9 @@ MAX_PARTICLES: Final = 1_000
 """Particles of one model group; libxml2 takes 1.3 s for 1,000 optional ones, and 35 s for 3,000."""
 
 _VERSIONING: Final = "{http://www.w3.org/2007/XMLSchema-versioning}"
-_DOCTYPE: Final = re.compile(rb"<!DOCTYPE\s[^\[>]*(\[[^\]]*\]\s*)?>")
+_COMMENT: Final = rb"(?><!--(?s:.*?)-->)"
+_DOCTYPE: Final = re.compile(rb"<!DOCTYPE\s[^\[>]*(\[(" + _COMMENT + rb"|<(?!!--)|[^\]<])*+\]\s*)?>")
+_VERBATIM: Final = re.compile(_COMMENT + rb"|<!\[CDATA\[(?s:.*?)\]\]>")
 _ENTITY: Final = re.compile(rb"&(?!#|(lt|gt|amp|quot|apos);)")
 _LINKS: Final = tuple(f"{{{XSD}}}{name}" for name in ("include", "import", "redefine"))
 _XSD_11: Final = tuple(
@@ -140,7 +142,8 @@ class _Files:
 
     def follow(self, main: str, data: bytes) -> None:
         """Read what the main document refers to, and these."""
-        self._parts.add(((self._folder / main).resolve(), parse_schema(main, data).get("targetNamespace", "")))
+        if self._within is not None:  # the main document is a file
+            self._parts.add(((self._folder / main).resolve(), parse_schema(main, data).get("targetNamespace", "")))
         self._add(main, data)
         while self._waiting:
             base = self._waiting.pop()
@@ -182,9 +185,11 @@ class _Files:
         return self._inside(self._folder, target, self._within, base, link)
 
     def _inside(self, folder: Path, rest: str, within: Path | None, base: str, link: Element) -> Path:
-        """A file of a folder, which does not lie outside another one, wherever symbolic links lead."""
+        """A file of a folder, which does not lie outside another one, wherever symbolic links lead. Its name may be
+        written as that of an address is ("my%20types.xsd")."""
         path = folder / rest
         try:
+            path = path if path.is_file() else folder / unquote(rest)
             inside = within is not None and path.resolve().is_relative_to(within.resolve())
         except (OSError, RuntimeError, ValueError):  # symbolic links in a circle; what no file can be called
             inside = False
@@ -302,8 +307,8 @@ def _read(path: Path, what: str) -> bytes:
 def _plain(data: bytes) -> bytes:
     """A file without a DOCTYPE that nothing in it needs, as those of the W3C begin with. Where an entity is used it
     stays, and is refused."""
-    rest = _DOCTYPE.sub(lambda found: b"\n" * found[0].count(b"\n"), data, count=1)
-    return rest if _ENTITY.search(rest) is None else data
+    rest, count = _DOCTYPE.subn(lambda found: b"\n" * found[0].count(b"\n"), data, count=1)
+    return rest if count and _ENTITY.search(_VERBATIM.sub(b"", rest)) is None else data
 
 
 def parse_schema(name: str, data: bytes) -> Element:

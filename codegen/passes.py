@@ -21,8 +21,10 @@ from jbi_pubsub.core.errors import SchemaError
 from jbi_pubsub.core.info_object import TypeName
 from jbi_pubsub.lookup.entry import MAX_FIELDS, MAX_LINEAGE
 
-RESERVED: Final = frozenset(("str", "ClassVar", "Entry", "dataclass", "xsd", "entry_name", "rep", "from_rep"))
-"""Names that a generated class body needs, or that lookup.entry.Entry defines."""
+RESERVED: Final = frozenset(
+    ("str", "ClassVar", "Entry", "dataclass", "xsd", "_xsd_kinds", "entry_name", "rep", "from_rep")
+)
+"""Names that a generated class body needs, that its decorators set, or that lookup.entry.Entry defines."""
 
 K = TypeVar("K", str, Key)
 _SPELLED: Final = {"-": "_dash_", ".": "_dot_"}

@@ -59,11 +59,16 @@ _GREGORIAN: Final = {
     "gMonthDay": re.compile(r"(--(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01]))" + _ZONE, re.ASCII),
     "gDay": re.compile(r"(---(?:0[1-9]|[12]\d|3[01]))" + _ZONE, re.ASCII),
 }
-_NAME: Final = r"[^\W\d][\w.\-\u00b7]*"
+_START: Final = (
+    r"A-Z_a-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u02ff\u0370-\u037d\u037f-\u1fff\u200c\u200d\u2070-\u218f\u2c00-\u2fef"
+    r"\u3001-\ud7ff\uf900-\ufdcf\ufdf0-\ufffd\U00010000-\U000effff"
+)
+_LETTER: Final = _START + r"0-9.\-\u00b7\u0300-\u036f\u203f\u2040"  # XML 1.0, section 2.3, without the colon
+_NAME: Final = rf"[{_START}][{_LETTER}]*"
 _STRINGS: Final = {
     "language": re.compile(r"[a-zA-Z]{1,8}(-[a-zA-Z0-9]{1,8})*"),
-    "Name": re.compile(r"(?:[^\W\d]|:)[\w.\-:\u00b7]*"),
-    "NMTOKEN": re.compile(r"[\w.\-:\u00b7]+"),
+    "Name": re.compile(rf"[:{_START}][:{_LETTER}]*"),
+    "NMTOKEN": re.compile(rf"[:{_LETTER}]+"),
     "NCName": re.compile(_NAME),
     "ID": re.compile(_NAME),
     "IDREF": re.compile(_NAME),

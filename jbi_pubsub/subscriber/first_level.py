@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
+from urllib.parse import unquote
 
 from jbi_pubsub.codegen.bundle import read_bundle
 from jbi_pubsub.codegen.repository import InformationType as OpenType
@@ -203,9 +204,13 @@ class FirstLevelTemplates:
 
 
 def _hinted_schema(root: Element, template: Document) -> Path | None:
-    """The file named by xsi:noNamespaceSchemaLocation or xsi:schemaLocation, beside the template or in this folder."""
-    hint = root.get(f"{XSI}noNamespaceSchemaLocation") or (root.get(f"{XSI}schemaLocation") or "").split(" ")[-1]
+    """The file named by xsi:schemaLocation for the namespace of the document element, or xsi:noNamespaceSchemaLocation,
+    next to the template or in this folder."""
+    words = root.get(f"{XSI}schemaLocation", "").split()
+    said = dict(zip(words[::2], words[1::2], strict=False)).get(str(root.tag).rpartition("}")[0][1:])
+    hint = said or root.get(f"{XSI}noNamespaceSchemaLocation", "")
     file = path_of(template)
     folders = [file.parent] if file is not None else []
-    candidates = [folder / hint for folder in (*folders, Path())] if hint and "://" not in hint else []
+    names = (hint, unquote(hint)) if hint and "://" not in hint else ()
+    candidates = [folder / name for name in names for folder in (*folders, Path())]
     return next((path for path in candidates if path.is_file()), None)

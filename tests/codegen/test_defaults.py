@@ -66,6 +66,23 @@ def test_nil_is_no_default_and_what_has_none_is_refused(opened: Any) -> None:
         opened.entries(parse_metadata(b'<r a=""/>'))
 
 
+@pytest.mark.parametrize("nil", [" 1 ", "true\n", "1"])
+def test_space_around_nil_does_not_count(opened: Any, nil: str) -> None:
+    assert values(opened, f'<r {XSI}><n/><s xsi:nil="{nil}"/></r>') == [{"n": "7"}]
+
+
+@pytest.mark.parametrize("form", ["default", "fixed"])
+def test_the_default_of_a_qualified_name_is_left_to_validation(form: str) -> None:
+    """Its prefix is the schema's, which a document need not know."""
+    leaf = f'<xs:element name="q" type="xs:QName" {form}="xs:int"/><xs:element name="n" type="xs:int"/>'
+    content = f"<xs:complexType><xs:sequence>{leaf}</xs:sequence></xs:complexType>"
+    xs = 'xmlns:xs="http://www.w3.org/2001/XMLSchema"'
+    kind = open_type(
+        read_bundle(f'<xs:schema {xs}><xs:element name="r">{content}</xs:element></xs:schema>'.encode(), root="r")
+    )
+    assert values(kind, f"<r {xs}><q/><n>1</n></r>") == [{"n": "1"}]
+
+
 def test_who_has_registered_a_value_may_publish_it_as_the_default(opened: Any) -> None:
     registered = opened.entries(parse_metadata(b"<r><n>7</n></r>"))
     opened.check_invariants(parse_metadata(b"<r><n/></r>"), registered)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from urllib.parse import quote
 
 import pytest
 
@@ -51,6 +52,28 @@ def test_a_schema_with_a_value_that_there_is_no_room_for_is_refused(make):
     )
     leaf = '<xs:element name="a">{}</xs:element>'
     refused(make.root(leaf.format(years.format("12345678901"))), "can't be used|is invalid")
+
+
+@pytest.mark.parametrize(
+    ("prolog", "remark"),
+    [
+        (b'<!DOCTYPE xs:schema SYSTEM "x.dtd">', b"<!-- A & B -->"),
+        (
+            b'<!DOCTYPE xs:schema SYSTEM "x.dtd">',
+            b"<xs:annotation><xs:appinfo><![CDATA[&x;]]></xs:appinfo></xs:annotation>",
+        ),
+        (b"<!DOCTYPE xs:schema [<!-- see [1] --><!ATTLIST xs:schema id ID #IMPLIED>]>", b""),
+        (b"<!DOCTYPE xs:schema [<!-- [ --><!-- ]> --> ]>", b"<!-- & -->"),
+    ],
+)
+def test_a_document_type_that_nothing_needs_is_left_out_whatever_stands_in_comments(make, tmp_path, prolog, remark):
+    schema = make.schema(remark.decode() + R)
+    (tmp_path / "m.xsd").write_bytes(prolog + schema)
+    assert dict(read_bundle(tmp_path / "m.xsd", root="r").documents)["m.xsd"] == schema
+    # but where an entity is used it stays
+    used = prolog + make.schema(remark.decode() + R.replace('name="r"', 'name="&r;"'))
+    (tmp_path / "m.xsd").write_bytes(used)
+    refused(tmp_path / "m.xsd", "DOCTYPE|'r' not defined")
 
 
 def test_an_alert_with_an_external_entity_is_refused_before_it_gets_here(make):
@@ -108,6 +131,25 @@ def test_a_document_of_the_folder_above_is_read_wherever_the_path_begins(make, t
     monkeypatch.chdir(folder / "deep")
     for path in ("../main.xsd", "../../schemas/main.xsd", folder / "main.xsd"):
         assert [name for name, _ in read_bundle(path, root="r").documents] == ["main.xsd", "../a.xsd", "b.xsd"]
+
+
+@pytest.mark.parametrize("name", ["my types.xsd", "température.xsd", "50%.xsd", "a%20b.xsd"])
+def test_a_document_is_found_by_its_name_as_written_or_as_in_an_address(make, tmp_path, name):
+    (tmp_path / name).write_bytes(
+        make.schema('<xs:simpleType name="T"><xs:restriction base="xs:int"/></xs:simpleType>')
+    )
+    for location in (name, quote(name)):
+        include = f'<xs:include schemaLocation="{location}"/><xs:element name="r" type="T"/>'
+        (tmp_path / "main.xsd").write_bytes(make.schema(include))
+        assert open_type(read_bundle(tmp_path / "main.xsd", root="r")).model.invariants
+
+
+def test_an_address_does_not_hide_the_way_out_of_the_folder(make, tmp_path):
+    folder = tmp_path / "all/schemas"
+    folder.mkdir(parents=True)
+    (tmp_path / "secret.xsd").write_bytes(make.schema(""))
+    (folder / "main.xsd").write_bytes(make.schema(f'<xs:include schemaLocation="%2e%2e/%2e%2e/secret.xsd"/>{R}'))
+    refused(folder / "main.xsd", "which lies outside of")
 
 
 def test_an_include_may_lead_back_by_the_name_of_the_folder(make, tmp_path):

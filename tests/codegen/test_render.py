@@ -99,6 +99,15 @@ def test_every_generated_class_has_the_identity_of_its_model(make, load_module, 
         assert generated.from_rep(rep).rep() == rep
 
 
+def test_what_the_decorator_keeps_is_no_name_of_a_field(make, load_module):
+    # Given an element that is called so, beside one whose values are made canonical; When the module is used
+    kind = make.type(make.root(make.leaf("_xsd_kinds"), make.leaf("n", "xs:int")))
+    module = load_module(render(kind.model))
+    # Expect both to be fields
+    made = module.REntry(_xsd_kinds_="x", n="01")
+    assert made.rep() == kind.entries(make.document("<r><_xsd_kinds>x</_xsd_kinds><n>1</n></r>"))[0]
+
+
 def test_an_extension_is_a_subclass_and_a_template_of_its_base_matches(make, load_module):
     kind = make.type((make.fixtures / "xsd_constructs/15_substitution/main.xsd").read_bytes(), root="root")
     module = load_module(render(kind.model))

@@ -20,6 +20,9 @@ BUILTINS = ("boolean", "decimal", "int", "double", "float", "dateTime", "date", 
 SPACES = {"string": "preserve", "anySimpleType": "preserve", "normalizedString": "replace"}
 
 
+NAMES = ("Name", "NCName", "NMTOKEN", "ID", "IDREF", "ENTITY", "QName")
+
+
 def kind(builtin: str, **more: object) -> ValueType:
     return ValueType(f"xs:{builtin}", builtin, SPACES.get(builtin, "collapse"), **more)  # type: ignore[arg-type]  # test
 
@@ -34,6 +37,7 @@ def kind(builtin: str, **more: object) -> ValueType:
         ("language", "EN", "EN"),
         ("anyURI", " http://a/b ", "http://a/b"),
         ("NCName", "x.y-z", "x.y-z"),
+        *((builtin, text, text) for builtin in NAMES for text in ("हिन्दी", "ที่", "Me\u0301xico", "日本", "_\u203f")),
         ("boolean", "1", "true"),
         ("boolean", " false ", "false"),
         ("decimal", "1.0", "1"),
@@ -106,6 +110,8 @@ def test_the_canonical_text_of(builtin, text, expected):
         ("base64Binary", "A"),
         ("language", "a b"),
         ("NCName", "a:b"),
+        *((builtin, text) for builtin in NAMES for text in ("a b", "²", "a\u00d7", "a\u037e")),
+        *((builtin, text) for builtin in NAMES if builtin != "NMTOKEN" for text in ("\u0301a", "1a", "·a")),
         ("QName", "p:x"),  # the prefix is not declared
         ("string", "x" * (MAX_VALUE_CHARS + 1)),
     ],

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -382,6 +383,25 @@ def test_a_session_that_has_ended_renews_nothing_any_more(
     # Expect no lease there to be renewed
     eventually(lambda: len(subscriber._subscriptions.sessions.renewals) == 0)
     eventually(lambda: not subscriber._subscriptions.sessions.all())
+
+
+@pytest.mark.parametrize(
+    "locations",
+    ["urn:m m.xsd", "urn:c c.xsd  urn:m m.xsd", "urn:m m.xsd urn:c c.xsd", "urn:m\nm.xsd ", "urn:m %6D.xsd"],
+)
+def test_a_template_names_the_schema_of_its_namespace(federation: Any, tmp_path: Path, locations: str) -> None:
+    # Given a template with the places of schemas, of which one is for the namespace of its document element
+    head = '<xs:schema xmlns:xs="http://www.w3.org/2001/XMLSchema" targetNamespace='
+    (tmp_path / "c.xsd").write_text(f'{head}"urn:c"><xs:element name="id" type="xs:token"/></xs:schema>')
+    (tmp_path / "m.xsd").write_text(
+        f'{head}"urn:m"><!-- invariant --><xs:element name="r" type="xs:token"/></xs:schema>'
+    )
+    xsi = f'xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance" xsi:schemaLocation="{locations}"'
+    (tmp_path / "t.xml").write_text(f'<m:r xmlns:m="urn:m" {xsi}>a</m:r>')
+    # When it is subscribed with, expect that schema to be found
+    subscriber = federation.subscriber()
+    uid = subscriber.register_subscriber(tmp_path / "t.xml")
+    assert [entry.cls.name for entry in subscriber._subscriptions.find(uid).request.entries][1:] == ["{urn:m}r#REntry"]
 
 
 def test_nothing_is_kept_of_a_type_that_no_subscription_is_for_any_more(federation: Any, figures: Any) -> None:
