@@ -4,8 +4,8 @@ Rules:
 - One entry class per invariant complex element, and one per repeated simple element (a value entry with the single
   field `value`), so that a repeat becomes several entries of one item and the fields of one entry stay correlated.
 - XSD extension becomes a subclass: a base-class template matches derived entries (Jini Lookup Service LU.2.1).
-- The wire name of a class is "<type name>#<ClassName>". The version is not part of it: two versions of a type whose
-  classes differ then meet as an IncompatibleEntryError with both fingerprints, never as a silent no-match.
+- The wire name of a class is "<type name>#<ClassName>". The version is not part of it: a template finds all versions
+  whose classes have the same fields. Where others alone are registered, that is an IncompatibleEntryError.
 - Names of elements and attributes are in Clark notation ({namespace}local); attributes carry a leading "@".
 """
 

@@ -115,7 +115,7 @@ CURES: Final = {
     ),
     "type_conflict": (
         "Another publisher uses another schema for this type and version, or the schema file has changed meanwhile.",
-        "Use a new version: `register_publisher(version=...)`. Comments and white space do not change a schema.",
+        "Use a new version: `register_publisher(version=...)`. Comments and white space do not change a schema, the order of `xmlns` declarations does.",
     ),
     "metadata": (
         "A document that is not well-formed, or not valid by its schema.",
