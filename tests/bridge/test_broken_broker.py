@@ -15,10 +15,17 @@ from typing import Any
 
 import certificates
 import pytest
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
 from jbi_pubsub.bridge.mqtt import MqttPlatform, MqttSide, MqttTopic
+from jbi_pubsub.bridge.mqtt.side import check_side
 from jbi_pubsub.bridge.mqtt.waiting import HELD_MOST
-from jbi_pubsub.core.errors import BackPressureError
+from jbi_pubsub.core.errors import BackPressureError, ConfigurationError
 from jbi_pubsub.core.info_object import InfoObject, Platform, TypeName
 
 pytestmark = pytest.mark.processes
@@ -172,6 +179,60 @@ def test_a_connection_shows_the_certificate_that_is_there_when_it_begins(tmp_pat
         finally:
             platform.close()
             listener.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # paho leaves its socket to the collector
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"ca": "mine"}, "TLS: the other side asks for a certificate"),
+        ({"ca": "other"}, "TLS: the certificate shown is not valid: "),
+        ({}, "TLS: the certificate shown is not valid: "),
+    ],
+)
+def test_a_broker_that_tls_keeps_from_us_is_told_with_the_reason(
+    given: dict[str, str], why: str, tmp_path: Path, eventually: Any
+) -> None:
+    # Given a broker that asks for certificates, and a bridge with none, or that does not know the broker's authority
+    for name in ("mine", "other"):
+        (tmp_path / name).mkdir()
+    ours = certificates.Authority(tmp_path / "mine").issue("localhost")
+    known = {"mine": ours.ca, "other": certificates.Authority(tmp_path / "other").issue("localhost").ca}
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=ours.ca)
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_cert_chain(ours.certificate, ours.key)
+
+    def serve(listener: socket.socket) -> None:
+        while listener.fileno() >= 0:
+            with suppress(OSError):
+                peer, _ = listener.accept()
+                with context.wrap_socket(peer, server_side=True) as line:
+                    line.recv(1)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, args=[listener], daemon=True).start()
+        broker = f"localhost:{listener.getsockname()[1]}"
+        side = MqttSide(broker, tls=True, **{name: known[whose] for name, whose in given.items()})
+        platform = MqttPlatform("field", side, "b", folder=tmp_path)
+        try:
+            # Expect its status to say that
+            eventually(lambda: why in platform.status()["trouble"])
+        finally:
+            platform.close()
+            listener.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked(tmp_path: Path) -> None:
+    # Given a key that is encrypted; Expect a refusal, not a question at the terminal
+    ours = certificates.Authority(tmp_path).issue("localhost")
+    key = load_pem_private_key(Path(ours.key).read_bytes(), None)
+    secret = BestAvailableEncryption(b"x")
+    Path(ours.key).write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, secret))
+    side = MqttSide("localhost:1", tls=True, ca=ours.ca, certificate=ours.certificate, key=ours.key)
+    with pytest.raises(ConfigurationError, match="is encrypted, and nobody is there to be asked"):
+        check_side(side, tmp_path)
 
 
 @pytest.mark.parametrize(

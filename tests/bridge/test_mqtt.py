@@ -555,7 +555,11 @@ type = "field.Reading"
         (MqttSide("127.0.0.1:1883", user="x" * 65_536), "longer than"),
         (MqttSide("127.0.0.1:1883", client_id="x" * 65_536), "longer than"),
         (MqttSide("192.0.2.1:1883", password_file="x"), "in clear text"),
-        (MqttSide("127.0.0.1:1883", password_file="x"), "password_file x"),
+        (MqttSide("127.0.0.1:1883", user="u", password_file="x"), "password_file x"),
+        (MqttSide("127.0.0.1:1883", password_file="x"), "password_file without user"),
+        (MqttSide("127.0.0.1:1883", ca="x"), "in clear text"),
+        (MqttSide("127.0.0.1:1883", certificate="x", key="x"), "in clear text"),
+        (MqttSide("127.0.0.1:1883", tls=True, key="x"), "key without certificate"),
         (MqttSide("127.0.0.1:1883", tls=True, ca="x"), "TLS to the broker"),
     ],
 )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ssl
+import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jbi_pubsub.core.errors import ConfigurationError, JbiError
 from jbi_pubsub.core.info_object import Cause
+from jbi_pubsub.core.wire.tls import explained
 
 if TYPE_CHECKING:
     from paho.mqtt.client import Client
@@ -22,6 +25,31 @@ READ_PAUSE: Final = 0.01
 """Seconds until it is looked again whether more may be read."""
 
 
+class _TlsClient:
+    """Knows why TLS has ended a connection: paho tells nobody, and TLS 1.3 refuses a client after the handshake."""
+
+    _failure = ""
+
+    def _sock_recv(self, size: int) -> Any:  # paho's
+        client: Any = super()
+        try:
+            return client._sock_recv(size)
+        except ssl.SSLError as exc:
+            self._failure = explained(exc)
+            raise
+
+    def ended(self) -> str:
+        """The reason, once; "": another one."""
+        failure, self._failure = self._failure, ""
+        return failure
+
+
+def connect_failure() -> str:
+    """Why a connection could not be made, where paho, which has caught it, tells that there is none."""
+    failure = sys.exception()
+    return explained(failure) if isinstance(failure, Exception) else "it does not answer"
+
+
 def lasting_client(
     mqtt: Any,
     broken: Callable[[Exception], bool],
@@ -34,7 +62,7 @@ def lasting_client(
     `unreadable` is told packet identifier (0: QoS 0), cause and reason of a message that is left out alone. While
     `is_full` says so nothing is read, and the connection stays. `most`: bytes of a packet."""
 
-    class LastingClient(mqtt.Client):  # type: ignore[misc]  # known when it is there
+    class LastingClient(_TlsClient, mqtt.Client):  # type: ignore[misc]  # known when it is there
         def _sock_recv(self, size: int) -> Any:  # paho's, which takes an OSError (a ProtocolError is one) for the end
             _check(self._in_packet, most, len(self._out_packet))
             if is_full() and self.is_connected():

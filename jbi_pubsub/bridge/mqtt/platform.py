@@ -20,7 +20,7 @@ from jbi_pubsub.core.errors import BackPressureError, JbiError, OversizeError, P
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import Cause, InfoObject, Platform, SchemaBundle, TypeName, object_id_of
 
-from .client import ALIASES_MOST, lasting_client, library, matches, session_asked
+from .client import ALIASES_MOST, connect_failure, lasting_client, library, matches, session_asked
 from .message import MessageContent, RetainedMessages, content_of, message_of, reason_of, topic_of
 from .side import (
     NO_TOPIC,
@@ -350,7 +350,7 @@ class MqttPlatform(PlainPlatform):
             elif not reason.value:
                 self._tell("the broker gives a subscription QoS 0 alone: what comes while we are away is lost")
 
-    def _on_disconnect(self, client: Client, _data: Any, _flags: Any, reason: Any, properties: Any) -> None:
+    def _on_disconnect(self, client: Any, _data: Any, _flags: Any, reason: Any, properties: Any) -> None:
         if not self._stopping.is_set() and not self._is_refused:
             pause, hint = self._pause(), ""
             if reason == "Session taken over":
@@ -358,7 +358,8 @@ class MqttPlatform(PlainPlatform):
                     AGAIN_MOST,
                     "another process has our client id: each bridge has its own client_id, or name",
                 )
-            self._tell(" ".join(f"the broker is away: {reason} {reason_of(properties)} {hint}".split()))
+            why = client.ended() or reason
+            self._tell(" ".join(f"the broker is away: {why} {reason_of(properties)} {hint}".split()))
             client.reconnect_delay_set(int(pause), int(AGAIN_MOST))
 
     def _pause(self) -> float:
@@ -368,7 +369,7 @@ class MqttPlatform(PlainPlatform):
         return self._backoff.pause()
 
     def _on_connect_fail(self, _client: Client, _data: Any) -> None:
-        self._tell("the broker does not answer")
+        self._tell(f"no connection to the broker: {connect_failure()}")
 
     def _broken(self, exc: Exception) -> bool:
         """The broker has sent what can't be read; a new connection begins with a new packet. Whether to go on."""

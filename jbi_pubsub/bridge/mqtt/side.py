@@ -6,6 +6,7 @@ import hashlib
 import re
 import ssl
 from collections.abc import Callable, Sequence
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
@@ -101,6 +102,14 @@ def check_side(side: MqttSide, folder: Path) -> None:
         raise ConfigurationError(
             f"the password for {with_port(host, port)} would go in clear text", hint="Set tls = true for this side"
         )
+    if not side.tls and (side.ca or side.certificate or side.key):
+        raise ConfigurationError(
+            f"ca, certificate and key are for TLS: what goes to {with_port(host, port)} would go in clear text",
+            hint="Set tls = true for this side",
+        )
+    for name, needed in (("password_file", "user"), ("key", "certificate")):
+        if getattr(side, name) and not getattr(side, needed):
+            raise ConfigurationError(f"{name} without {needed} is not used", hint=f"Set {needed} for this side")
     password(side, folder)
     context(side, folder)
 
@@ -142,12 +151,22 @@ def context(side: MqttSide, folder: Path) -> ssl.SSLContext | None:
     try:
         context = ssl.create_default_context(cafile=str(folder / side.ca) if side.ca else None)
         if side.certificate:
-            context.load_cert_chain(folder / side.certificate, folder / side.key if side.key else None)
+            key = folder / side.key if side.key else None
+            context.load_cert_chain(folder / side.certificate, key, password=partial(_refuse_password, side))
     except (OSError, ssl.SSLError) as exc:
         raise ConfigurationError(
             f"TLS to the broker {side.broker}: {exc}", hint="ca, certificate and key are PEM files"
         ) from exc
     return context
+
+
+def _refuse_password(side: MqttSide) -> str:
+    """OpenSSL would ask at the terminal."""
+    key = side.key or side.certificate
+    raise ConfigurationError(
+        f"TLS to the broker {side.broker}: key {key} is encrypted, and nobody is there to be asked",
+        hint="Give a key without a passphrase that only this user may read",
+    )
 
 
 def speak_tls(client: Client, side: MqttSide, folder: Path, tell: Callable[[str], None]) -> None:
