@@ -7,7 +7,7 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
@@ -21,9 +21,10 @@ log = logging.getLogger("jbi_pubsub.domains")
 
 FORMER_SECONDS: Final = 3_600.0
 """How much earlier than the newest of all a registration's newest object may be published for more of it to be
-expected: so far apart may clocks be, and so long may a link have been down. Others are over."""
+expected: so far apart may clocks be, and so long may a link have been down. Others are over. So much earlier than the
+last object it is asked for more, also of registrations that are new."""
 AGAIN_SECONDS: Final = 1.0
-"""How much earlier than the last object it is asked for again."""
+"""How much earlier than it began it is asked for more."""
 REGISTRATIONS_MOST: Final = 1_000
 """Registrations of one watch that are remembered; of more those with the newest objects."""
 RANGES_MOST: Final = 1_000
@@ -41,9 +42,9 @@ _TABLES: Final = (
 class ClientJournal:
     """See the module. Any thread. `_lock` covers the file."""
 
-    def __init__(self, path: Path, client: str) -> None:
+    def __init__(self, path: Path, client: str, *, wall: Callable[[], float] = time.time) -> None:
         """Raises StorageError: it can't be opened, another process has it open, or it is another client's."""
-        self._path, self._client = path, client
+        self._path, self._client, self._wall = path, client, wall
         self._lock = threading.Lock()
         self._is_broken = False
         self._open: set[str] = set()
@@ -75,7 +76,7 @@ class ClientJournal:
             self._open.add(text)
             found = base.execute("SELECT began, since FROM watch WHERE text = ?", (text,)).fetchone()
             if found is None:
-                base.execute("INSERT INTO watch VALUES (?, ?, NULL)", (text, time.time()))
+                base.execute("INSERT INTO watch VALUES (?, ?, NULL)", (text, self._wall()))
                 return WatchRecord(self, text, None, {})
             had: dict[str, _Had] = {}
             rows = base.execute("SELECT registration, first, last, published FROM had WHERE text = ?", (text,))
@@ -139,10 +140,15 @@ class _Had:
 
 def _since(had: dict[str, _Had], began: float) -> float:
     """Time of publication (Unix time) from which on there may be objects that were not had: all that came until it
-    ended has come in order."""
-    newest = max((each.published for each in had.values()), default=began)
-    last = [each.published for each in had.values() if each.published >= newest - FORMER_SECONDS]
-    return max(0.0, min(last, default=newest) - AGAIN_SECONDS)
+    ended has come in order, and publishers' clocks differ. What was published before it began is not for it, unless
+    our clock was ahead of theirs then."""
+    times = [each.published for each in had.values()]
+    newest = max(times, default=began)
+    oldest = min((each for each in times if each >= newest - FORMER_SECONDS), default=newest)
+    since, began = oldest - FORMER_SECONDS, began - AGAIN_SECONDS
+    if len(times) >= REGISTRATIONS_MOST:  # those before are not remembered any more
+        since = max(since, min(times) - AGAIN_SECONDS)
+    return max(0.0, since, began if began <= oldest else 0.0)
 
 
 class WatchRecord:

@@ -22,8 +22,9 @@ pytestmark = pytest.mark.unit
 WATCHED = "discover.Monitoring heat"
 
 
-def _object(number: int, registration: str = "r") -> InfoObject:
-    return InfoObject(f"{registration}{number}", TypeName("t"), b"<m/>", b"", Platform(1e9, registration, number, 4, 0))
+def _object(number: int, registration: str = "r", published: float = 1e9) -> InfoObject:
+    platform = Platform(published, registration, number, 4, 0)
+    return InfoObject(f"{registration}{number}", TypeName("t"), b"<m/>", b"", platform)
 
 
 class Archive:
@@ -119,6 +120,45 @@ def test_the_same_is_watched_durably_once(kept: ClientJournal) -> None:
         kept.record(WATCHED)
     record.close()
     assert kept.record(WATCHED).since is not None
+
+
+@pytest.mark.parametrize(
+    ("began", "published", "since"),
+    [
+        pytest.param(1e9, [], 1e9 - 1.0, id="nothing had come: since it began"),
+        pytest.param(1e9, [1e9 + 60.0], 1e9 - 1.0, id="since it began, as another clock may be a minute behind"),
+        pytest.param(1e9, [1e9 + 86_400.0], 1e9 + 82_800.0, id="an hour before the last, as far apart may clocks be"),
+        pytest.param(1e9, [1e9 + 84_000.0, 1e9 + 86_400.0], 1e9 + 80_400.0, id="an hour before the older of two"),
+        pytest.param(1e9, [1e9 + 1.0, 1e9 + 86_400.0], 1e9 + 82_800.0, id="but not of one that is over"),
+        pytest.param(1e9, [1e9 - 600.0], 1e9 - 4_200.0, id="its own clock was ahead when it began"),
+    ],
+)
+def test_it_is_asked_for_more_from_where_the_clocks_of_publishers_may_have_been(
+    tmp_path: Path, began: float, published: list[float], since: float
+) -> None:
+    # Given somebody who has watched since then, and has had an object of each of some registrations
+    kept = ClientJournal(tmp_path / "anna", "anna", wall=lambda: began)
+    first = kept.record(WATCHED)
+    for number, moment in enumerate(published):
+        first.add(_object(1, f"r{number}", moment))
+    first.close()
+    # When he comes back, expect archives to be asked from then on
+    assert kept.record(WATCHED).since == since
+    kept.close()
+
+
+def test_what_is_not_remembered_any_more_is_not_asked_for_again(
+    kept: ClientJournal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given somebody who has had objects of more registrations than are remembered
+    monkeypatch.setattr(journal, "REGISTRATIONS_MOST", 2)
+    first = kept.record(WATCHED)
+    for number in range(4):
+        first.add(_object(1, f"r{number}", 1e9 + 10.0 * number))
+    first.settle()
+    first.close()
+    # When he comes back, expect archives to be asked for what came since those that are
+    assert kept.record(WATCHED).since == 1e9 + 19.0
 
 
 def test_nobody_waits_for_an_archive_that_says_nothing(
