@@ -36,7 +36,8 @@ log = logging.getLogger("jbi_pubsub.node")
 PROPERTY: Final = "jbi.settled"
 """Property of a type in the repository: who has decided, and when."""
 AHEAD_SECONDS: Final = 86_400.0
-"""That another node's clock may be ahead: the last word holds, and there must be one."""
+"""Time by which the clock of another node may be ahead, or that of this one may have been: the last word holds, and
+there must be one."""
 
 
 class _Settlement(msgspec.Struct, frozen=True, order=True):
@@ -61,10 +62,13 @@ class TypeConflicts:
         me: bytes,
         name: str,
         peers: Callable[[], Mapping[bytes, NodePeer]],
+        *,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         """`cache`: folder of opened schemas; `me`, `name`: of this node; `peers`: others that are heard."""
         self._side, self._registry, self._cache = side, registry, cache
         self._me, self._name, self._peers = me, name, peers
+        self._wall = wall
         self._lock = threading.Lock()
         """Held while something is settled."""
         side.settled = self._hear
@@ -103,7 +107,7 @@ class TypeConflicts:
                 hint=f"Name one of: {', '.join(names)}" if names else "`jbi types conflicts` lists those there are",
             )
         before = self._before(_key(type_))
-        at = max(time.time(), before.at + 0.001 if before is not None else 0.0)
+        at = max(self._wall(), before.at + 0.001 if before is not None else 0.0)
         body = SettledBody(VERSION, msgspec.structs.replace(having[0][1], type=type_), at, node)
         self._take(self._me, body)
         log.warning("%s has decided that %s has the schema of node %s", by, type_, node)
@@ -121,8 +125,11 @@ class TypeConflicts:
 
     def _hear(self, origin: bytes, body: SettledBody) -> None:
         """Another node says what was decided there; on the network's delivery thread."""
-        if body.at > time.time() + AHEAD_SECONDS:
-            raise ProtocolError(f"what {body.schema.type} is was decided in the future")
+        if (ahead := body.at - self._wall()) > AHEAD_SECONDS:
+            raise ProtocolError(
+                f"the schema of {body.schema.type} was decided in the future, {ahead:,.0f} s ahead of the clock here",
+                hint="Look at the clocks of both nodes, and decide again",
+            )
         try:
             self._take(origin, body)
         except JbiError as exc:
@@ -140,6 +147,11 @@ class TypeConflicts:
         with self._lock:
             before = self._before(key)
             if before is not None and before >= settlement:
+                if before != settlement:
+                    log.warning(
+                        "%s does not get the schema of node %s, as %s decided: a later decision has that of node %s",
+                        body.schema.type, body.node, by, before.node,
+                    )  # fmt: skip
                 return
             held = registry.find(key, removed=True)
             if held is not None and held.digest != opened.digest:
@@ -149,11 +161,14 @@ class TypeConflicts:
             registry.set_property(key, PROPERTY, msgspec.msgpack.encode(settlement), by)
 
     def _before(self, key: Key) -> _Settlement | None:
-        """Decision that holds. Raises StorageError."""
+        """Decision that holds; none from the future, which others do not take: our clock was ahead. Raises
+        StorageError."""
         if self._registry is None or self._registry.find(key) is None:
             return None
-        names = {each.name for each in self._registry.properties(key)}
-        return decoded(_settlement, self._registry.property(key, PROPERTY), PROPERTY) if PROPERTY in names else None
+        if PROPERTY not in {each.name for each in self._registry.properties(key)}:
+            return None
+        found = decoded(_settlement, self._registry.property(key, PROPERTY), PROPERTY)
+        return found if found.at <= self._wall() + AHEAD_SECONDS else None
 
     def _is_settled(self, type_: TypeName, of: str) -> bool:
         held = self._registry.find(_key(type_)) if self._registry is not None else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -131,16 +132,38 @@ def test_a_node_that_comes_later_hears_what_was_settled(
     eventually(lambda: "in the type repository" in _refusal(charlie, OtherFigures(figures)), timeout=20.0)
 
 
+def settled(node: NodeService) -> list[list[str]]:
+    """Nodes whose schema was chosen, as that one sees it."""
+    return [each.nodes for each in node.type_conflicts()[0].schemas if each.is_settled]
+
+
 def test_of_two_decisions_the_later_one_holds_at_all_nodes(apart: Any, eventually: Callable[..., Any]) -> None:
     # Given two nodes with a conflict, at which somebody decides, each for his own
     alpha, bravo, *publishers = apart()
     alpha.settle_type(TypeName(TYPE), "alpha", "anna")
     bravo.settle_type(TypeName(TYPE), "bravo", "ben")
-
     # Expect both to have what was decided last
-    def settled(node: NodeService) -> list[list[str]]:
-        return [each.nodes for each in node.type_conflicts()[0].schemas if each.is_settled]
+    eventually(lambda: settled(alpha) == settled(bravo) == [["bravo"]], timeout=20.0)
+    for each in publishers:
+        each.adapter.close()
 
+
+def test_what_was_decided_while_a_clock_was_days_ahead_gives_way_to_what_is_decided_when_it_is_right(
+    apart: Any, eventually: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    # Given two nodes with a conflict, which was decided at one whose clock is two days ahead
+    alpha, bravo, *publishers = apart()
+    conflicts = alpha._networks.conflicts
+    conflicts._wall = lambda: time.time() + 2 * 86_400.0
+    alpha.settle_type(TypeName(TYPE), "alpha", "anna")
+    eventually(lambda: "was decided in the future" in caplog.text)
+    assert (settled(alpha), settled(bravo)) == ([["alpha"]], [])
+    # and another one at the other, which that does not get, and tells
+    bravo.settle_type(TypeName(TYPE), "bravo", "ben")
+    eventually(lambda: "a later decision has that of node alpha" in caplog.text)
+    # When the clock is right, and it is decided once more; Expect that at both
+    conflicts._wall = time.time
+    alpha.settle_type(TypeName(TYPE), "bravo", "anna")
     eventually(lambda: settled(alpha) == settled(bravo) == [["bravo"]], timeout=20.0)
     for each in publishers:
         each.adapter.close()
