@@ -67,6 +67,23 @@ def test_what_was_synced_is_read_back_in_order_and_by_position(tmp_path: Path) -
     assert (volume.first, volume.last, volume.count) == (here[0], here[-1], len(here))
 
 
+@pytest.mark.parametrize("later", [86_400.0, -10 * 86_400.0])
+def test_a_file_is_written_for_a_day_also_if_the_clock_was_ahead_when_it_was_begun(
+    tmp_path: Path, later: float
+) -> None:
+    # Given a file that was begun then
+    now = [1e9]
+    log = opened(tmp_path, clock=lambda: now[0])
+    put(log, 1)
+    put(log, 2)
+    # When a day has passed, or the clock has been set back; Expect another one
+    now[0] = 1e9 + later
+    put(log, 3)
+    put(log, 4)
+    log.close()
+    assert [int(path.stem) for path in sorted(tmp_path.glob("*.log"))] == [1, 3]
+
+
 def test_a_log_that_is_opened_again_goes_on(tmp_path: Path) -> None:
     log = opened(tmp_path)
     put(log, 1, 2, 5)
