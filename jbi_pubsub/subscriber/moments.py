@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
 from jbi_pubsub.core.errors import ConfigurationError
@@ -21,6 +21,7 @@ _UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.
 _AGO: Final = re.compile(r"(?:\d{1,9}(?:\.\d{1,6})?[smhdw])+", re.ASCII)
 _PART: Final = re.compile(r"([\d.]+)([smhdw])")
 _DATE: Final = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
+_END_OF_DAY: Final = re.compile(r"(?<=[T ])24(?=:?00(:?00([.,]0+)?)?(Z|[+-]|$))", re.ASCII)
 _PLACE: Final = re.compile(r"(\d{1,19})(?:@([0-9a-f]{32}))?", re.ASCII)
 _LIKE: Final = 'For example "2026-11-01T00:00Z", or "2h" for two hours ago'
 
@@ -34,8 +35,9 @@ def seconds_at(given: Moment, *, now: float, what: str) -> float:
             return max(0.0, now - ago)
         text = f"{text}T00:00Z" if _DATE.fullmatch(text) else text
         try:
-            given = datetime.fromisoformat(text if text.isprintable() else "")  # it takes a NUL at the end
-        except ValueError as exc:
+            begins, days = _END_OF_DAY.subn("00", text if text.isprintable() else "")  # Python takes a NUL at the end
+            given = datetime.fromisoformat(begins) + timedelta(days)
+        except (ValueError, OverflowError) as exc:
             raise ConfigurationError(f"{what}: {text[:60]!r} is not a time", hint=_LIKE) from exc
     if given.utcoffset() is None:
         raise ConfigurationError(

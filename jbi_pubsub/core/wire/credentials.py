@@ -166,7 +166,7 @@ class FileCredentials:
 
     def _tell_end(self, now: float) -> None:
         """Say daily that something ends soon, or that we are revoked."""
-        if now - self._told_soon >= TELL_SECONDS:
+        if abs(now - self._told_soon) >= TELL_SECONDS:  # the clock may have been set back
             self._told_soon = now
             own, authorities, _ = self.facts
             if self.facts.is_revoked(own.holder):
