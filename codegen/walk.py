@@ -408,9 +408,13 @@ class SchemaWalk:
         """Shapes for the named types that an xsi:type may put in place of the declared one: their classes lie below
         that of the element."""
         own = shape.reads or shape.key
+        plain = cover == "all" and self.coverage.is_plain(path)
         waiting = [(derived, own) for derived in self._types.derived(kind)]
         while waiting:
             derived, parent = waiting.pop(0)
+            if not plain and not self._adds(shape, kind, derived, path):
+                waiting.extend((further, parent) for further in self._types.derived(derived))
+                continue
             if shape.key in self._shared:
                 key, below = self._of_type(derived, path), own
             else:
@@ -424,6 +428,17 @@ class SchemaWalk:
                 self._later(made, derived, path, cover, self._tags(parent), inside=inside, typed=False)
             shape.typed[str(derived.name)] = key
             waiting.extend((further, below) for further in self._types.derived(derived))
+
+    def _adds(self, shape: ElementShape, kind: XsdComplexType, derived: XsdComplexType, path: Steps) -> bool:
+        """Whether a type in place of another one has further invariants; what else it has is noted as variant."""
+        content = self._types.of(derived)
+        known = {*self._types.of(kind).children, *(f"@{name}" for name in kind.attributes)}
+        further = {*content.children, *(f"@{name}" for name in derived.attributes if name is not None)} - known
+        if any(self.coverage.of((*path, tag), "") != "none" for tag in further):
+            return True
+        shape.variant.update(dict.fromkeys(sorted(further)))
+        shape.is_open = shape.is_open or content.is_open or None in derived.attributes
+        return False
 
 
 def _owner(kind: XsdComplexType) -> XsdComplexType:

@@ -7,10 +7,12 @@ import re
 
 import pytest
 
+from jbi_pubsub.codegen.binder import XSI
 from jbi_pubsub.codegen.bundle import read_bundle
 from jbi_pubsub.codegen.drafting import draft_marks
 from jbi_pubsub.codegen.render import render
 from jbi_pubsub.codegen.repository import open_type
+from jbi_pubsub.codegen.schema import MAX_CLASSES
 from jbi_pubsub.core.errors import InvariantError, MetadataError, SchemaError
 from jbi_pubsub.lookup.entry import matches
 
@@ -254,6 +256,23 @@ def test_a_path_below_an_element_leaves_room_for_an_xsi_type(make, marks, values
     # Expect a predicate on what each type declares to find it
     for template in kind.derive("/r/x/a='1'"):
         assert any(matches(template, entry) for entry in entries)
+
+
+def test_types_that_add_nothing_invariant_have_the_class_of_the_element(make):
+    # Given an element of a type that more extend than there may be classes, and a path that names what all have
+    extension = (
+        '<xs:complexType name="D{0}"><xs:complexContent><xs:extension base="D"><xs:sequence><xs:any minOccurs="0"'
+        ' processContents="skip"/></xs:sequence></xs:extension></xs:complexContent></xs:complexType>'
+    )
+    more = EXTENDED + "".join(map(extension.format, range(MAX_CLASSES)))
+    kind = make.type(make.root('<xs:element name="x" type="B"/>', more=more), invariant=["/r/x/a"])
+    # When a document has an xsi:type there, expect its entry to be of the element's class
+    assert [entry.name for entry in kind.model.entries] == ["XEntry"]
+    document = _extended(make, a=1, b=2)
+    document[0].set(f"{{{XSI}}}type", "D7")
+    document[0].append(make.document("<z/>"))
+    kind.validate(document)
+    assert make.shown(kind.entries(document)) == [("XEntry", {"a": "1"})]
 
 
 def test_what_a_wildcard_holds_under_the_name_of_an_invariant_element_is_refused_with_the_way_out(make):
