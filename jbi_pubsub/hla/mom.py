@@ -113,6 +113,8 @@ _COUNTED: Final = frozenset((
 
 _ENDING: Final = "delete_object_instance", "resign_federation_execution"
 NOTED_MOST: Final = 10_000
+GONE_MOST: Final = 1_000
+"""Instances that are remembered beyond twice those that are there."""
 
 
 class MomView:
@@ -171,6 +173,11 @@ class MomView:
                 if name in _MEETS and (to, name) not in self._met.setdefault(of, set()):
                     self._met[of].add((to, name))
                     self._counts[to][_MEETS[name], cls, False] += 1
+        if len(self._met) > 2 * len(self.execution.instances.by_handle) + GONE_MOST:
+            self._forget_gone()
+
+    def _forget_gone(self) -> None:
+        self._met = {each: met for each, met in self._met.items() if each in self.execution.instances.by_handle}
 
     def _restore(self, after: Execution) -> None:
         """Federates have the handles that they had when they were saved: what is counted stays theirs."""
@@ -186,7 +193,7 @@ class MomView:
         """Forget a federate that has left."""
         self._counts.pop(federate, None)
         self.hosts.pop(federate, None)
-        self._met = {each: met for each, met in self._met.items() if each in self.execution.instances.by_handle}
+        self._forget_gone()
 
     def total(self, federate: int, what: str) -> int:
         """The count of all classes."""

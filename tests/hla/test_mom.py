@@ -292,6 +292,23 @@ def busy(watched: Watched) -> Watched:
 AIRCRAFT = "HLAobjectClass"
 
 
+def test_instances_that_are_gone_are_counted_and_not_remembered(busy: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a federation that remembers few instances that are gone
+    monkeypatch.setattr("jbi_pubsub.hla.mom.GONE_MOST", 10)
+    aircraft = busy.fom.object_class("Vehicle.Aircraft")
+    position = busy.fom.attribute(aircraft, "position")
+    # When many are registered, updated and deleted, and the first one is there all the time
+    for number in range(100):
+        flying = busy.call("flight", "register_object_instance", aircraft, f"LH{number + 2}")
+        busy.call("flight", "update_attribute_values", flying, [(position, b"1")])
+        busy.call("flight", "delete_object_instance", flying, b"")
+    busy.call("flight", "update_attribute_values", busy.execution.instances.by_name["LH1"], [(position, b"2")])
+    # Expect each to be counted once, and few to be remembered
+    view = busy.manager.view
+    assert (view.total(busy.handles["flight"], "updated"), view.total(busy.handles["radar"], "reflected")) == (101, 101)
+    assert len(view._met) <= 2 * len(view.execution.instances.by_handle) + 10
+
+
 @pytest.mark.parametrize(
     ("who", "request_", "reports"),
     [
