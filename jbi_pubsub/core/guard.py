@@ -42,6 +42,11 @@ def faults() -> dict[str, int]:
         return dict(_faults)
 
 
+def is_told(count: int) -> bool:
+    """Whether there is a line in the log when something has happened so many times."""
+    return count <= TOLD_WHOLE or count & (count - 1) == 0
+
+
 def note(what: str, exc: Exception) -> None:
     """Log and count a fault that its step has caught itself: where one is done a hundred thousand times a second, or
     has to clean up."""
@@ -51,5 +56,5 @@ def note(what: str, exc: Exception) -> None:
     text = str(exc)[:TEXT_MOST]
     if count <= TOLD_WHOLE:
         log.error("%s failed and continues: %s: %s", what, type(exc).__name__, text, exc_info=exc)
-    elif count & (count - 1) == 0:
+    elif is_told(count):
         log.error("%s failed and continues, %d times: %s: %s", what, count, type(exc).__name__, text)

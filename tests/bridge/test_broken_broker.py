@@ -26,6 +26,7 @@ from jbi_pubsub.bridge.mqtt import MqttPlatform, MqttSide, MqttTopic
 from jbi_pubsub.bridge.mqtt.side import check_side
 from jbi_pubsub.bridge.mqtt.waiting import HELD_MOST
 from jbi_pubsub.core.errors import BackPressureError, ConfigurationError
+from jbi_pubsub.core.guard import TOLD_WHOLE
 from jbi_pubsub.core.info_object import InfoObject, Platform, TypeName
 
 pytestmark = pytest.mark.processes
@@ -464,6 +465,22 @@ def test_a_topic_that_is_no_text_is_left_out_and_counted(side: Any, eventually: 
     eventually(lambda: broker.acknowledged[-1:] == [(0, 2)])
     assert heard.payloads == [b"good"]
     assert platform.status()["lost"] == {"invalid": 1}
+
+
+def test_of_messages_that_are_left_out_a_few_are_in_the_log(
+    side: Any, eventually: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Given many messages whose metadata are no XML, each on a topic of its own
+    bad = b"\x26\x00\x0cjbi-metadata\x00\x02<a"
+    broker, platform, heard = side(b"".join(publication(n, b"", b"open/%d" % n, bad) for n in range(1, 301)))
+    # When all were left out
+    eventually(lambda: len(broker.acknowledged) == 300, what=platform.status)
+    # Expect each to be counted, the first ones in the log, and then how many they are
+    assert heard.losses == platform.status()["lost"] == {"invalid": 300}
+    lines = [each.getMessage() for each in caplog.records if "is left out" in each.getMessage()]
+    assert len(lines) == TOLD_WHOLE + 5
+    assert "open/256" in lines[-1]
+    assert lines[-1].endswith("(invalid, 256 times)")
 
 
 def test_what_came_by_a_former_connection_is_not_acknowledged_to_the_next(side: Any, eventually: Any) -> None:

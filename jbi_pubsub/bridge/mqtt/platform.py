@@ -17,7 +17,7 @@ from jbi_pubsub.bridge.listening import HANDED_SECONDS, HandOver, ObjectReceiver
 from jbi_pubsub.bridge.plain import PlainPlatform
 from jbi_pubsub.core.backoff import Backoff
 from jbi_pubsub.core.errors import BackPressureError, JbiError, OversizeError, ProtocolError
-from jbi_pubsub.core.guard import guarded
+from jbi_pubsub.core.guard import guarded, is_told
 from jbi_pubsub.core.info_object import Cause, InfoObject, Platform, SchemaBundle, TypeName, object_id_of
 
 from .client import ALIASES_MOST, connect_failure, lasting_client, library, matches, session_asked
@@ -104,8 +104,7 @@ class MqttPlatform(PlainPlatform):
         self._client.loop_start()
 
     def _opened(self, side: MqttSide, bridge: str, folder: Path) -> Client:
-        paho = library()
-        mqtt = paho.client
+        mqtt = library().client
         self._packets = PACKET_MOST + side.max_payload
         client: Client = lasting_client(mqtt, self._broken, self._unreadable, self._inbox.is_stalled, self._packets)(
             mqtt.CallbackAPIVersion.VERSION2,
@@ -216,8 +215,9 @@ class MqttPlatform(PlainPlatform):
     def _lose(self, cause: Cause, why: str, uid: str = "") -> None:
         """A message is no object."""
         with self._lock:
-            self._lost[cause] += 1
-        self._tell(why)
+            count = self._lost[cause] = self._lost[cause] + 1
+        if is_told(count):
+            self._tell(f"{why} ({cause}, {count} times)" if count > 1 else why)
         if self._arrived is not None:
             self._arrived.lost(cause, 1, uid, self._numbers.next() if uid else 0)
 
