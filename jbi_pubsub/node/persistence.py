@@ -116,7 +116,7 @@ class NodePersistence:
         self._keeping = VolunteerKeeping(store) if store is not None else None
         self._unnoticed = section.node_timeout + section.offer_seconds
         """Seconds until the death of one who keeps is told; what comes meanwhile waits for who comes in."""
-        self._base = (epoch & 0xFFFFFFFF) << 32
+        self._base = epoch << 30
         """Below the numbers of what we say, so that they grow over restarts."""
         self._lock = threading.Lock()
         self._coordinator = PersistenceCoordinator(section.volunteers, section.node_timeout)

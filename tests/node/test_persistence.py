@@ -20,6 +20,7 @@ from jbi_pubsub.network.message import NodeMessage
 from jbi_pubsub.node.assistance import IDS_MOST, AssistanceBody, DeletionBody, OfferBody, decoded_assistance
 from jbi_pubsub.node.bodies import SequenceBody
 from jbi_pubsub.node.deletions import TOLD_SECONDS, NodeDeletions
+from jbi_pubsub.node.identity import CLOCK_MOST
 from jbi_pubsub.node.keeping import VolunteerKeeping, _Deletion
 from jbi_pubsub.node.persistence import NodePersistence
 from jbi_pubsub.pad.matching.recent import RecentBuffers
@@ -127,7 +128,14 @@ class PersistentNode:
     """A node's part in it."""
 
     def __init__(
-        self, air: Air, number: int, tmp_path: Path, *, epoch: int = 1, store: Store | None = None, **settings: Any
+        self,
+        air: Air,
+        number: int,
+        tmp_path: Path,
+        *,
+        epoch: int = CLOCK_MOST,
+        store: Store | None = None,
+        **settings: Any,
     ) -> None:
         self.id = bytes((number,)) * 16
         self._air, self._epoch = air, epoch
@@ -373,7 +381,7 @@ def test_who_was_away_hears_of_a_deletion_when_it_is_back(
     origin.persistence.deleted(sorted(ids(1)))
     eventually(lambda: air.durable)
 
-    back = PersistentNode(air, 2, tmp_path, epoch=2, store=other.store)
+    back = PersistentNode(air, 2, tmp_path, epoch=CLOCK_MOST + 1, store=other.store)
 
     eventually(lambda: other.has_it == ids(2))
     back.leave()
@@ -385,7 +393,7 @@ def test_deletions_are_said_again_after_a_start(air: Air, make: Make, tmp_path: 
     origin.persistence.deleted(["a" * 40])
     origin.leave()
 
-    again = PersistentNode(air, 1, tmp_path, epoch=2, store=Store())
+    again = PersistentNode(air, 1, tmp_path, epoch=CLOCK_MOST + 1, store=Store())
 
     eventually(lambda: [ids_of(message.body) for message in air.said] == [("a" * 40,)])
     again.leave()
