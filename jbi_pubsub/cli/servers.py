@@ -29,7 +29,7 @@ from jbi_pubsub.lookup.opening import open_lookup
 
 from .near import NearNames
 from .options import HOST, METRICS_PORT, PORT, JsonArguments, argument, command, flag, group, option
-from .settings import CommandSettings, pass_settings, places
+from .settings import CommandSettings, pass_settings
 from .show import counted
 from .signals import ending_signals
 
@@ -272,13 +272,13 @@ def pad(given: _Pad) -> None:
     try:
         server = DisseminationServer(config, repository, characteristics=(given.name, given.location))
         server.start()
-        _run_pad(server, stop, given, places(config))
+        _run_pad(server, stop, given)
     finally:
         if repository.registry is not None:
             repository.registry.close()
 
 
-def _run_pad(server: DisseminationServer, stop: threading.Event, given: _Pad, looked: str) -> None:
+def _run_pad(server: DisseminationServer, stop: threading.Event, given: _Pad) -> None:
     from jbi_pubsub.core.xpath.predicate import languages  # as above
 
     facts = {
@@ -288,9 +288,8 @@ def _run_pad(server: DisseminationServer, stop: threading.Event, given: _Pad, lo
     where = f"({given.name}, {given.location}) {server.server_id[:8]} at {server.address}"
     announce(given.as_json, facts, f"delegate {where}")
     if not _is_found(server, stop):
-        refused = server.community.refused()
-        told = refused.message if refused else f"no lookup service answers ({looked})"
-        log.warning("%s: clients can't find this delegate until one answers. It continues to look", told)
+        away = server.community.refused() or server.community.absent(ALONE_SECONDS)
+        log.warning("%s. Clients can't find this delegate until one answers. It continues to look", away)
     wait_for(stop)
     mail = server.status()["mail"]
     left = server.stop(given.drain)

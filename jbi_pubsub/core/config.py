@@ -302,7 +302,7 @@ class ClientSection(Section, frozen=True):
     """Identity of an application, and defaults for its publishers, subscribers and queries."""
 
     user: str = ""
-    """Name of the user. It is a claim; a password proves it, and a certificate's name overrides it."""
+    """Name of the user: a claim. A certificate's name overrides it, unless a password proves it."""
     password: str = ""
     """Password of the user, for servers with [policy] users; sent over TLS, or on this host. `jbi config` does not show
     it."""

@@ -78,6 +78,7 @@ class DecisionRecord:
             "decision": "allowed" if decision else "refused",
             "action": action,
             "user": "" if caller.claimed else caller.user[:SHOWN],
+            "certificate": caller.place.peer[:SHOWN] if caller.holder and caller.place.peer != caller.user else "",
             "address": host_of(caller.address),
             "client": caller.client[:SHOWN],
             "type": subject.type[:SHOWN],

@@ -45,7 +45,11 @@ log = logging.getLogger("jbi_pubsub.lookup")
 _START_HINT: Final = "Start one with `jbi lookup`, or name its host:port in [lookup] locators"
 _LOOK_SECONDS: Final = 0.25
 """Between two looks whether all addresses refuse the connection."""
-_TLS_HINT: Final = "Check [tls] at both ends: certificate, key and ca"
+_HINTS: Final = {
+    "shows a certificate for": "Have its certificate issued for that address, or name it in [tls] server_names",
+    "TLS": "Check [tls] at both ends: certificate, key and ca",
+}
+"""By what failed."""
 
 
 class JoinManager:
@@ -259,13 +263,11 @@ class JoinManager:
         """That all lookup services that are asked don't let us in, the first one's AccessDeniedError as its cause;
         None: one does, or may yet."""
         refusals = self._discovery.refusals()
-        if not refusals or self.connected():
-            return None
-        said = "; ".join(f"{at}: {why.message}" for at, why in refusals.items())
-        first = next(iter(refusals.values()))
-        made = LookupNotFoundError(f"no lookup service lets us in; {said}", hint=first.hint)
-        made.__cause__ = first
-        return made
+        return _refused(refusals) if refusals and not self.connected() else None
+
+    def absent(self, waited: float | None) -> LookupNotFoundError:
+        """That none answered in `waited` seconds, with the last failure of each that was asked; None: we have left."""
+        return _absent(self._config, self._discovery.asked(), waited)
 
     def sessions(self) -> list[RegistrarSession]:
         """One for each lookup service found so far."""
@@ -440,10 +442,18 @@ class JoinManager:
             if closed or seconds >= timeout or (seconds >= refused_seconds and self._discovery.is_alone()):
                 if done:
                     return done
-                raise _absent(self._config, self._discovery.asked(), None if closed else seconds + waited)
+                raise self.absent(None if closed else seconds + waited)
             with self._changed:
                 soon = min(deadline, max(begun + refused_seconds, time.monotonic() + _LOOK_SECONDS))
                 self._changed.wait_for(lambda: self._news != news, soon - time.monotonic())  # noqa: B023  # called here
+
+
+def _refused(refusals: Mapping[str, AccessDeniedError]) -> LookupNotFoundError:
+    said = "; ".join(f"{at}: {why.message}" for at, why in refusals.items())
+    first = next(iter(refusals.values()))
+    made = LookupNotFoundError(f"no lookup service lets us in; {said}", hint=first.hint)
+    made.__cause__ = first
+    return made
 
 
 def _absent(config: Config, asked: Mapping[str, str], waited: float | None) -> LookupNotFoundError:
@@ -453,7 +463,7 @@ def _absent(config: Config, asked: Mapping[str, str], waited: float | None) -> L
     return LookupNotFoundError(
         f"no lookup service of {shown_groups(None if ALL_GROUPS in groups else groups)} answered "
         f"{'before we left' if waited is None else f'within {round(waited, 1):g} s'}; tried: {tried or 'none'}",
-        hint=_TLS_HINT if "TLS" in tried else _START_HINT,
+        hint=next((hint for part, hint in _HINTS.items() if part in tried), _START_HINT),
     )
 
 

@@ -11,11 +11,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from certificates import Authority
 
-from jbi_pubsub.core.config import ArchiveSection
+from jbi_pubsub.core.config import ArchiveSection, TlsSection
 from jbi_pubsub.core.errors import LookupNotFoundError
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceTemplate
+from jbi_pubsub.lookup.registrar import Registrar
+from jbi_pubsub.lookup.server import LookupServer
 
 
 @pytest.fixture
@@ -35,6 +38,32 @@ def test_who_does_not_want_to_wait_is_told_of_refused_connections(federation: An
     with pytest.raises(LookupNotFoundError, match="Connection refused"):
         community.lookup(ServiceTemplate())
     assert time.monotonic() - begun < 30.0
+
+
+@pytest.mark.parametrize(
+    ("name", "told", "cure"),
+    [
+        ("elsewhere", "shows a certificate for .*elsewhere, not for", "server_names"),
+        ("", "TLS: the certificate shown is not valid", r"Check \[tls\] at both ends"),
+    ],
+)
+def test_a_lookup_service_that_tls_keeps_away_is_told_with_its_cure(
+    name: str, told: str, cure: str, federation: Any, tmp_path: Path
+) -> None:
+    # Given a lookup service with a certificate for another name, or of another authority
+    authority = Authority(tmp_path / "ours")
+    parties = (authority if name else Authority(tmp_path / "theirs")).issue(name or "localhost"), authority.issue("us")
+    theirs, ours = (TlsSection(certificate=each.certificate, key=each.key, ca=each.ca) for each in parties)
+    section = msgspec.structs.replace(federation.config.lookup, port=0, locators=())
+    server = LookupServer(msgspec.structs.replace(federation.config, lookup=section, tls=theirs), Registrar())
+    server.start()
+    federation.stack.callback(server.stop)
+    # When it is looked for, expect why it is not heard, and what to do
+    asked = msgspec.structs.replace(section, locators=(server.address,), timeout=3.0)
+    community = JoinManager(msgspec.structs.replace(federation.config, lookup=asked, tls=ours), name="test")
+    federation.stack.callback(community.close)
+    with pytest.raises(LookupNotFoundError, match=f"{told}.*{cure}"):
+        community.lookup(ServiceTemplate())
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import pytest
 from jbi_pubsub.core.access import Decision, Subject, demand
 from jbi_pubsub.core.errors import AccessDeniedError, PolicyError
 from jbi_pubsub.core.wire.endpoint import Caller
+from jbi_pubsub.core.wire.places import PortPlace
 from jbi_pubsub.policy import audit
 from jbi_pubsub.policy.audit import AuditLog
 from jbi_pubsub.policy.manager import AccessManager
@@ -164,6 +165,18 @@ def test_each_refusal_is_counted_and_written_down(
     assert "\x1b" not in log.path.read_text()
     assert stat.S_IMODE(log.path.stat().st_mode) == 0o600
     assert manager.status()["refused"] == {"subscribe": 1}
+
+
+def test_who_logs_in_with_the_certificate_of_another_is_written_down_with_both_names(
+    manage: Callable[..., AccessManager], tmp_path: Path, eventually: Callable[..., None]
+) -> None:
+    log = AuditLog(tmp_path / "audit.jsonl")
+    manager = manage(log=log)
+    for user in ("carol", "bob"):
+        place = PortPlace(peer="bob", holder="1", user=user)
+        manager.record(Caller("192.0.2.8:99", user, place), "publish", Subject(), Decision(False))
+    eventually(lambda: log.written == 2)
+    assert [(line["user"], line.get("certificate")) for line in lines(log)] == [("carol", "bob"), ("bob", None)]
 
 
 def test_what_is_allowed_is_written_down_on_demand(
