@@ -7,7 +7,7 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from secrets import token_bytes
@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from jbi_pubsub.core.sqlite import check_tables, opened, storage_errors, transaction
+from jbi_pubsub.core.wall_clock import WallClock
 
 from .assistance import IDS_MOST, VERSION, DeletionBody
 
@@ -40,9 +41,12 @@ class ToldDeletion(NamedTuple):
 class NodeDeletions:
     """See the module. Any thread."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(
+        self, path: Path, *, wall: Callable[[], float] = time.time, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """Raises StorageError."""
         self._path = path
+        self._wall, self._wall_clock = wall, WallClock(wall, clock)
         self._lock = threading.Lock()
         self._said: set[bytes] = set()
         """Those that this process has said."""
@@ -52,10 +56,11 @@ class NodeDeletions:
     def _set_up(self, base: sqlite3.Connection) -> None:
         check_tables(base, {"deletions"}, str(self._path))
         base.execute(_TABLE)
+        base.execute("UPDATE deletions SET at = ?1 WHERE at > ?1", (self._wall(),))  # the clock was ahead then
 
-    def add(self, ids: Sequence[str], now: float | None = None) -> None:
+    def add(self, ids: Sequence[str]) -> None:
         """Objects were deleted. Raises StorageError."""
-        at = time.time() if now is None else now
+        at = self._wall()
         rows = [
             (token_bytes(16), at, msgspec.msgpack.encode(DeletionBody(VERSION, tuple(ids[start : start + IDS_MOST]))))
             for start in range(0, len(ids), IDS_MOST)
@@ -64,9 +69,13 @@ class NodeDeletions:
             base.executemany("INSERT INTO deletions VALUES (?, ?, ?)", rows)
             base.execute("DELETE FROM deletions WHERE rowid <= (SELECT max(rowid) FROM deletions) - ?", (BATCHES_MOST,))
 
-    def due(self, now: float) -> Iterator[ToldDeletion]:
-        """Those that are to be said now, as this process has not, or as they are over. Raises StorageError."""
+    def due(self) -> Iterator[ToldDeletion]:
+        """Those that are to be said now, as this process has not, or as they are over: not by that the wall clock was
+        set. Raises StorageError."""
         with self._lock, self._translated():
+            shift, now = self._wall_clock.shift(), self._wall()
+            if shift:
+                self._base.execute("UPDATE deletions SET at = at + ?", (shift,))
             over = self._base.execute("SELECT key FROM deletions WHERE at <= ?", (now - TOLD_SECONDS,)).fetchall()
             if over:
                 with transaction(self._base) as base:

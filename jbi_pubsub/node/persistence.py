@@ -313,7 +313,7 @@ class NodePersistence:
         """Say those that are due, as far as there is room."""
         if self._deletions is None:
             return
-        for each in self._deletions.due(time.time()):
+        for each in self._deletions.due():
             if not self._say(NodeMessage(
                 DatagramKind.DELETION, DatagramMode.DURABLE, each.body, expiration=each.life, durability=each.key,
                 update=self._base + (not each.body),

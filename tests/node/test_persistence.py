@@ -399,32 +399,85 @@ def test_deletions_are_said_again_after_a_start(air: Air, make: Make, tmp_path: 
     again.leave()
 
 
-def test_deletions_are_told_in_batches_for_thirty_days(tmp_path: Path) -> None:
-    deletions = NodeDeletions(tmp_path / "deletions.db")
-    names = [f"{number:040}" for number in range(IDS_MOST + 1)]
-    deletions.add(names, 1_000.0)
+class Clocks:
+    """Both clocks of a host, far apart."""
 
-    first = list(deletions.due(1_000.0))
+    def __init__(self) -> None:
+        self.wall, self.clock = 1_800_000_000.0, 1_000.0
+
+    def deletions(self, tmp_path: Path) -> NodeDeletions:
+        """Those of a process."""
+        return NodeDeletions(tmp_path / "deletions.db", wall=lambda: self.wall, clock=lambda: self.clock)
+
+    def later(self, seconds: float) -> None:
+        """Time passes."""
+        self.wall += seconds
+        self.clock += seconds
+
+
+def test_deletions_are_told_in_batches_for_thirty_days(tmp_path: Path) -> None:
+    clocks = Clocks()
+    deletions = clocks.deletions(tmp_path)
+    names = [f"{number:040}" for number in range(IDS_MOST + 1)]
+    deletions.add(names)
+
+    first = list(deletions.due())
     for each in first:
         deletions.said(each)
 
     assert [len(ids_of(each.body)) for each in first] == [IDS_MOST, 1]
     assert {each.life for each in first} == {int(TOLD_SECONDS * 1_000)}
-    assert not list(deletions.due(2_000.0))
+    clocks.later(1_000.0)
+    assert not list(deletions.due())
     deletions.close()
     # After a start, for the time that is left
-    again = NodeDeletions(tmp_path / "deletions.db")
-    left = list(again.due(1_000.0 + TOLD_SECONDS / 2))
+    clocks.later(TOLD_SECONDS / 2 - 1_000.0)
+    again = clocks.deletions(tmp_path)
+    left = list(again.due())
     assert {each.life for each in left} == {int(TOLD_SECONDS * 500)}
     for each in left:
         again.said(each)
     # And then no more
-    over = list(again.due(1_000.0 + TOLD_SECONDS))
+    clocks.later(TOLD_SECONDS / 2)
+    over = list(again.due())
     assert [(each.key, each.body) for each in over] == [(each.key, b"") for each in left]
     for each in over:
         again.said(each)
-    assert not list(again.due(1_000.0 + TOLD_SECONDS))
+    assert not list(again.due())
     again.close()
+
+
+@pytest.mark.parametrize("step", [2 * 365 * 86_400.0, -2 * 365 * 86_400.0])
+def test_deletions_are_told_for_as_long_when_the_wall_clock_is_set(tmp_path: Path, step: float) -> None:
+    # Given a deletion that was told while the clock was wrong
+    clocks = Clocks()
+    deletions = clocks.deletions(tmp_path)
+    deletions.add(["a" * 40])
+    for each in deletions.due():
+        deletions.said(each)
+    # When that is set, expect it not to be over, nor after a start to be told for longer than others
+    clocks.wall += step
+    assert not list(deletions.due())
+    deletions.close()
+    again = clocks.deletions(tmp_path)
+    assert [each.life for each in again.due()] == [int(TOLD_SECONDS * 1_000)]
+    again.close()
+
+
+def test_deletions_of_a_process_whose_clock_was_ahead_are_told_for_thirty_days(tmp_path: Path) -> None:
+    # Given a deletion, and a process that comes when the clock is right again
+    clocks = Clocks()
+    before = clocks.deletions(tmp_path)
+    before.add(["a" * 40])
+    before.close()
+    clocks.wall -= 10 * TOLD_SECONDS
+    after = clocks.deletions(tmp_path)
+    for each in after.due():
+        after.said(each)
+    # When these are over, expect it to be
+    clocks.later(TOLD_SECONDS)
+    assert [each.body for each in after.due()] == [b""]
+    after.close()
 
 
 # -- on the way into the archive ----------------------------------------------------------------------------------
