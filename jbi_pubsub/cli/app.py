@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 a run that went wrong (one line on stderr), 2 wrong usage 
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -300,8 +301,10 @@ def run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         return 0  # the reader of our output has had enough
     except OSError as exc:
-        click.echo(_lines(f"jbi: {exc}"), err=True)  # peers have a say in it
-        return 1
+        barred = exc.filename is not None and exc.errno in (errno.EACCES, errno.EROFS)
+        told = f"{exc.filename}: {exc.strerror}. Name a place that this user can use" if barred else exc
+        click.echo(_lines(f"jbi: {told}"), err=True)  # peers have a say in it
+        return 2 if barred else 1
     except Exception as exc:
         from jbi_pubsub.core import errors  # here: `jbi --help` starts faster without
 

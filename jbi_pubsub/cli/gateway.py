@@ -27,7 +27,7 @@ def gateway(given: _Gateway) -> int:
     \b
     jbi gateway                            # http://127.0.0.1:8170
     jbi gateway --document                 # the calls, as an OpenAPI document
-    jbi gateway --token secret             # clients send Authorization: Bearer
+    jbi gateway --token token.txt          # clients send Authorization: Bearer
     curl http://127.0.0.1:8170/v1/types
     """
     extras.need("web", "the gateway")

@@ -6,18 +6,28 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 from urllib.parse import parse_qsl
 
 import click
 
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ConfigurationError
+from jbi_pubsub.domains.proxy import TRADER_TYPE
+from jbi_pubsub.hla.proxy import HLA_BRIDGE_TYPE, RTI_LINK_TYPE
 from jbi_pubsub.lookup.client.join import JoinManager
-from jbi_pubsub.lookup.client.proxy import EVERYTHING
+from jbi_pubsub.lookup.client.proxy import EVERYTHING, LOOKUP_TYPE
 from jbi_pubsub.lookup.entry import MAX_FIELDS, EntryRep
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
-from jbi_pubsub.protocol.entries import PAD_TYPE, InformationType, SigningKeyEntry
+from jbi_pubsub.protocol.entries import (
+    ANSWERING_TYPES,
+    PAD_TYPE,
+    PEER_TYPE,
+    PUBLISHER_TYPE,
+    RTI_TYPE,
+    InformationType,
+    SigningKeyEntry,
+)
 
 from .community import community
 from .near import pair, told
@@ -87,10 +97,18 @@ _SERVICES = (
 )  # fmt: skip
 
 
+_OURS: Final = ANSWERING_TYPES | {
+    LOOKUP_TYPE, PAD_TYPE, PEER_TYPE, PUBLISHER_TYPE, RTI_TYPE, TRADER_TYPE, RTI_LINK_TYPE, HLA_BRIDGE_TYPE,
+}  # fmt: skip
+"""Types that services of this library have; applications have further ones."""
+
+
 def _why_none(known: Sequence[ServiceItem], types: Sequence[str], wanted: Sequence[_EntryPattern]) -> Iterator[str]:
     """Reasons why nothing was found: what nobody has, and what is nearest to it."""
     names = {name for item in known for name in item.types}
-    yield from (told("service type", name, names) for name in types if name not in names)
+    for name in types:
+        if name not in names:
+            yield f"no {name} is registered now" if name in _OURS else told("service type", name, names | _OURS)
     entries = [entry for item in known for entry in item.entries]
     for one in wanted if not types else ():
         having = [entry for entry in entries if one.is_class_of(entry)]

@@ -84,7 +84,7 @@ _MAILED: Final = (
     Column("what is wrong", long=True),
 )  # fmt: skip
 ARCHIVED: Final = (
-    Column("archive at", long=True, name=True), Column("objects to", right=True), Column("backlog", right=True),
+    Column("archive at", long=True, name=True), Column("position", right=True), Column("backlog", right=True),
     Column("metadata", right=True, spare=1), Column("payloads", right=True, spare=1),
     Column("index", right=True, spare=4), Column("volumes", right=True, spare=3),
     Column("queries", right=True, spare=2), Column("durables", right=True, spare=2),

@@ -74,16 +74,18 @@ _ACCOUNTS = (
     Column("waiting", right=True), Column("lost", long=True, spare=1), Column("suspended", long=True, spare=2),
 )  # fmt: skip
 _DURABLES = (
-    Column("durable", name=True, long=True), Column("archive", spare=2), Column("open"), Column("has", right=True),
-    Column("of", right=True), Column("unacknowledged", right=True, spare=1), Column("ends", right=True),
+    Column("durable", name=True, long=True), Column("owner", long=True, spare=3), Column("archive", spare=2),
+    Column("open"), Column("has", right=True), Column("of", right=True),
+    Column("unacknowledged", right=True, spare=1), Column("ends", right=True),
 )  # fmt: skip
 
 
 def _durable_table(durables: Sequence[dict[str, Any]]) -> Table:
     """Table of durable subscriptions, and how far each has come."""
     rows = [
-        (printable(d["durable"]), d["archive"], "yes" if d["open"] else "no", f"{d['position']:,}", f"{d['end']:,}",
-         d["unacknowledged"] if d["open"] else "", "" if d["open"] else f"in {lasted(max(0.0, d['ends']))}")
+        (printable(d["durable"]), d.get("owner", ""), d["archive"], "yes" if d["open"] else "no",
+         f"{d['position']:,}", f"{d['end']:,}", d["unacknowledged"] if d["open"] else "",
+         "" if d["open"] else f"in {lasted(max(0.0, d['ends']))}")
         for d in durables
     ]  # fmt: skip
     return Table(_DURABLES, rows, counted(len(durables), "durable subscription"))
@@ -163,7 +165,7 @@ class _End(JsonArguments):
 def end(given: _End) -> None:
     """End a durable subscription of yours: its position is forgotten, and it counts as new the next time.
 
-    Exit code 1 if no archive knows one of that name, 2 while a process has it open.
+    Exit code 1 if no archive knows one of that name, or while a process has it open.
 
     \b
     jbi subscriptions end fusion-1

@@ -27,15 +27,19 @@ from .archives import CALL_SECONDS, AnyArchive, ObjectSelection, RestingArchive,
 from .clients import namespaces_of
 from .options import EXISTING_FILE, FOLDER, JsonArguments, argument, command, option
 from .query import tell_left_out, tell_missing
-from .settings import looking
+from .settings import looking, try_file
 from .show import counted, printable, telling
 
 WIRE_BYTES: Final = 30 << 20
 """Bytes of an object that goes over the control connection."""
 
 
+def _tried(context: click.Context, parameter: click.Parameter, path: Path) -> Path | None:
+    return path if str(path) == backup.STDIO else try_file(context, parameter, path)
+
+
 class _ArchiveExport(ObjectSelection, RestingArchive, JsonArguments):
-    file: Path = argument(type=click.Path(dir_okay=False, allow_dash=True, path_type=Path))
+    file: Path = argument(type=click.Path(dir_okay=False, allow_dash=True, path_type=Path), callback=_tried)
     payloads: bool = option("With payloads, or metadata alone.", "--payloads/--no-payloads", default=True)
 
     def conditions(self) -> dict[str, Any]:

@@ -180,19 +180,16 @@ class DelegateConnection:
         """Reference to the delegate. Raises WireError while there is none."""
         return self._link.attached().ref
 
-    def schema(self, type_: TypeName) -> SchemaBundle | None:
-        """The schema that the delegate has of a type, or gets from other type repositories; None for none. Raises the
-        delegate's errors or WireError."""
-        try:
-            return fetch_schema(
-                self._link.attached().ref,
-                self._security,
-                type_.name,
-                type_.version,
-                timeout=self._config.lookup.timeout + ASKED_SECONDS,
-            )
-        except UnknownUidError:
-            return None
+    def schema(self, type_: TypeName) -> SchemaBundle:
+        """The schema that the delegate has of a type, or gets from other type repositories. Raises the delegate's
+        errors, UnknownUidError for none, or WireError."""
+        return fetch_schema(
+            self._link.attached().ref,
+            self._security,
+            type_.name,
+            type_.version,
+            timeout=self._config.lookup.timeout + ASKED_SECONDS,
+        )
 
     def wait_for_subscriptions(self, publication: LocalPublication, count: int, timeout: float) -> int:
         """Number standing there, as soon as there are `count`, or after `timeout` seconds; 0: the delegate is away."""

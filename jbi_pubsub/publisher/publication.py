@@ -18,7 +18,14 @@ from jbi_pubsub.codegen.repository import InformationType, TypeRepository
 from jbi_pubsub.codegen.types.untyped import UntypedGate
 from jbi_pubsub.core.arguments import Argument, Document, Source, content, path_of, source
 from jbi_pubsub.core.config import ClientSection
-from jbi_pubsub.core.errors import ArgumentError, ConfigurationError, JbiError, OversizeError, SchemaError
+from jbi_pubsub.core.errors import (
+    ArgumentError,
+    ConfigurationError,
+    JbiError,
+    OversizeError,
+    SchemaError,
+    UnknownUidError,
+)
 from jbi_pubsub.core.info_object import (
     DEFAULT_VERSION,
     Head,
@@ -243,12 +250,16 @@ def _signed(parcel: Parcel, payload: Body, signer: Signer) -> Parcel:
 def _named_type(
     types: TypeRepository, type_: TypeName, validate: bool, known: Callable[[TypeName], SchemaBundle | None]
 ) -> InformationType | UntypedGate:
-    bundle = known(type_)
+    hint = "Give the schema, add it to the repository (`jbi types add`), or register with validate=False"
+    try:
+        bundle = known(type_)
+    except UnknownUidError as exc:
+        bundle, hint = None, exc.hint or hint
     if bundle is None:
         if validate:
             raise SchemaError(
                 f"there is no schema of {type_}: none was given, and no type repository has one",
-                hint="Give the schema, add it to the repository (`jbi types add`), or register with validate=False",
+                hint=hint,
                 type=str(type_),
             )
         return types.untyped(type_)

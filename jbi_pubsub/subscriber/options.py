@@ -15,6 +15,7 @@ from typing import Any, Final, TypedDict, TypeVar, cast
 
 import msgspec
 
+from jbi_pubsub.codegen.opening import MAX_NAME_CHARS
 from jbi_pubsub.core.arguments import Document, Source
 from jbi_pubsub.core.config import ClientSection, Config
 from jbi_pubsub.core.constraint import as_xpath
@@ -23,6 +24,7 @@ from jbi_pubsub.core.history import MAX_POSITION, Order
 from jbi_pubsub.core.info_object import InfoObject, check_type_name, has_zeros
 from jbi_pubsub.core.quality import Wish, checked_wish
 from jbi_pubsub.core.xpath import compile_filter, compile_predicate
+from jbi_pubsub.core.xpath.predicate import TCL
 from jbi_pubsub.protocol.conditions import compile_conditions
 from jbi_pubsub.protocol.ownership import owned_uid
 from jbi_pubsub.protocol.requests import (
@@ -43,8 +45,6 @@ from .owner import secret_of
 MAX_LIMIT: Final = 2**53
 MAX_IDS: Final = 10_000
 """Registrations that a query names."""
-TCL: Final = "tcl"
-"""Language of the trader's constraints."""
 SAME: Final = ("predicate", "view", "language", "payload_filter", "suppress_empty", "unfiltered", "qos")
 """Options of both kinds that requests have under the same names."""
 NO_CLIENT: Final = ClientSection()
@@ -190,7 +190,11 @@ class Conditions(TypeOptions, ContentOptions, total=False):
 
 def subscription_request(given: SubscriptionOptions, config: Config, *, now: float) -> SubscriptionRequest:
     """Request of a subscription, without its template. Raises PredicateError, ConfigurationError, StorageError."""
-    check_type_name(given.get("type_name"))
+    name = given.get("type_name") or ""
+    check_type_name(name)
+    if len(name) > MAX_NAME_CHARS:
+        hint = f"With its version it has {MAX_NAME_CHARS} characters at most"
+        raise ConfigurationError(f"{name[:40]!r} is too long for a type's name", hint=hint)
     given = _in_xpath(given)
     queue, durable, recipients = config.queue, given.get("durable"), tuple(given.get("recipients") or ())
     start = start_at(given.get("start"), now=now, latest_by=given.get("latest_by") or "")

@@ -258,13 +258,15 @@ def _server_row(server: Server) -> dict[str, Any]:
     if facts is None:
         return row
     if isinstance(facts, LookupStatus):
-        inward, outward, counts = "lookups", "events", (facts.items, facts.event_registrations)
+        inward, outward = "lookups", "events"
+        counts = f"{facts.items:,} items", f"{facts.event_registrations:,} listeners"
     else:
         assert isinstance(facts, DelegateOverview)  # what else there is stands apart
-        inward, outward, counts = "published", "delivered", (facts.counts.registrations, facts.counts.subscriptions)
+        inward, outward = "published", "delivered"
+        counts = f"{facts.counts.registrations:,}", f"{facts.counts.subscriptions:,}"
     return {
         **row, "up": lasted(facts.uptime), "connections": f"{facts.connections:,}",
-        "regs": f"{counts[0]:,}", "subs": f"{counts[1]:,}",
+        "regs": counts[0], "subs": counts[1],
         "in": per_second(server.rates.get(inward)), "out": per_second(server.rates.get(outward)),
     }  # fmt: skip
 

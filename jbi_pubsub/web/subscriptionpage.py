@@ -84,8 +84,8 @@ class _ListPage:
             add_action(rows, "go", links)
             with region("Durable subscriptions"):
                 self._durables = table(
-                    (("name", "Name"), ("server", "Archive at"), ("open", "Open"), ("position", "#Has"), ("end", "#Of"),
-                     ("unacknowledged", "#Unacknowledged"), ("ends", "#Ends in")),
+                    (("name", "Name"), ("owner", "Owner"), ("server", "Archive at"), ("open", "Open"),
+                     ("position", "#Has"), ("end", "#Of"), ("unacknowledged", "#Unacknowledged"), ("ends", "#Ends in")),
                     empty="No archive keeps one", rows=ROWS,
                 )  # fmt: skip
                 self._troubles = words("p", "", "jbi-note").props("role=status")
@@ -257,6 +257,7 @@ class DurableFacts(msgspec.Struct, frozen=True):
     it is opened before."""
 
     name: str = ""
+    owner: str = ""
     open: bool = False
     position: int = 0
     end: int = 0
@@ -280,8 +281,9 @@ def _durables(console: Console) -> tuple[list[dict[str, Any]], str]:
             troubles.append(f"{server.title}: {str(exc)[:200]}")
             continue
         rows += [
-            {"key": f"{server.id} {each.name}", "server": server.title, "name": each.name,
-             "open": "yes" if each.open else "no", "position": f"{each.position:,}", "end": f"{each.end:,}",
+            {"key": f"{server.id} {each.owner} {each.name}", "server": server.title, "name": each.name,
+             "owner": each.owner, "open": "yes" if each.open else "no",
+             "position": f"{each.position:,}", "end": f"{each.end:,}",
              "unacknowledged": f"{each.unacknowledged:,}", "ends": "" if each.open else f"{each.ends:,.0f}s"}
             for each in told
         ]  # fmt: skip

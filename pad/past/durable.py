@@ -51,6 +51,12 @@ def owner_of(request_secret: str, caller: Caller | None) -> str:
     return f"secret:{hashlib.sha256(f'jbi-pubsub durable owner 1:{request_secret}'.encode()).hexdigest()}"
 
 
+def _shown(owner: str) -> str:
+    """An owner for people: his name, or the begin of what tells his secret from others."""
+    kind, _, who = owner.partition(":")
+    return who if kind == "name" else f"key {who[:8]}"
+
+
 class Durables:
     """All of a delegate's. Any thread."""
 
@@ -164,6 +170,7 @@ class Durables:
         return [
             {
                 "name": each.name,
+                "owner": _shown(each.owner),
                 "position": each.position,
                 "end": self._keeping.end,
                 "unacknowledged": len(each._open),

@@ -24,10 +24,12 @@ from jbi_pubsub.core.descriptors import (
 )
 from jbi_pubsub.core.errors import ConfigurationError, UnknownUidError
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
+from jbi_pubsub.core.near import near_name
 from jbi_pubsub.core.wire.control import exported
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.pad.model.type_repository import ServedTypes
 from jbi_pubsub.pad.server.service import DelegateService
+from jbi_pubsub.protocol.entries import local_name
 
 log = logging.getLogger("jbi_pubsub.pad")
 
@@ -53,8 +55,18 @@ class TypeCalls:
         self._server.guard.allow_type(caller, type_)
         found = self._server.repositories.schema(type_) or self._server.delegate.registrations.former_schema(type_)
         if found is None:
-            raise UnknownUidError(f"{name[:200]} {version[:200]} is not published here, and in no type repository")
+            told = f"{name[:200]} {version[:200]} is not published here, and in no type repository"
+            raise UnknownUidError(told, hint=self._meant(caller, name))
         return found
+
+    def _meant(self, caller: Caller, name: str) -> str:
+        """A hint at the type of our repository that was meant, if the caller may know of it: its name ends so, or is
+        like that."""
+        registry = self._types.registry
+        known = [each.type.name for each in registry.all("type")] if registry is not None else []
+        near = next((each for each in known if local_name(each) == name), "") or near_name(name, known)
+        may = near and any(self._access.allow(caller, action, Subject(near)) for action in ("publish", "status"))
+        return f"Did you mean {near}?" if may else ""
 
     @exported
     def held(self, caller: Caller, kind: Kind, name: str, version: str) -> StoredType | None:

@@ -71,14 +71,14 @@ def test_status_and_check_tell_what_archives_hold(
     shown = jbi("archive", "status")
     head, row = (line.split("\t") for line in shown.out.splitlines())
     facts = dict(zip(head, row, strict=True))
-    assert (shown.code, facts["archive at"], facts["objects to"], facts["what is wrong"]) == (0, pad.address, "5", "")
+    assert (shown.code, facts["archive at"], facts["position"], facts["what is wrong"]) == (0, pad.address, "5", "")
     told = json.loads(jbi("archive", "status", "--json", "--at", pad.address).out)[pad.address]
     assert (told["position"], told["synced"], told["consumers"]) == (5, 5, 0)
     eventually(lambda: json.loads(jbi("archive", "status", "--json").out)[pad.address]["volumes"] == 1)
     assert jbi("archive", "check").code == 0
     # As `jbi status` does, and not once more among what is left
     shown = jbi("status")
-    assert "archive at\tobjects to" in shown.out
+    assert "archive at\tposition" in shown.out
     assert "alpha, rome\t5\t" in shown.out
     assert "archive." not in shown.out
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -271,7 +272,8 @@ def test_durable_subscriptions_are_listed_by_name_with_how_far_they_have_come(
     shown, (row,) = said(*flags, "subscriptions"), json.loads(said(*flags, "subscriptions", "--json").out)
     # Expect its name and place, and thirty days without the moment since
     assert (row["durable"], row["end"] > row["position"] >= 2) == ("fusion-1", True)
-    line = f"fusion-1\t{row['archive']}\tno\t{row['position']}\t{row['end']}\t\tin "
+    assert re.fullmatch("key [0-9a-f]{8}", row["owner"])
+    line = f"fusion-1\t{row['owner']}\t{row['archive']}\tno\t{row['position']}\t{row['end']}\t\tin "
     assert line + "30d00h" in shown.out or line + "29d23h" in shown.out
 
 

@@ -15,7 +15,7 @@ from jbi_pubsub.cli.repositories import named
 from jbi_pubsub.cli.types import _write_documents
 from jbi_pubsub.codegen.repository import repository_of
 from jbi_pubsub.core.config import TypesSection
-from jbi_pubsub.core.errors import JbiError
+from jbi_pubsub.core.errors import JbiError, SchemaError
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
 from jbi_pubsub.pad.server.server import DisseminationServer
 
@@ -49,12 +49,9 @@ def said(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.
     return call
 
 
-@pytest.fixture(params=["folder", "delegate"])
-def types(request: pytest.FixtureRequest, said: Said, tmp_path: Path) -> Said:
-    """The same commands on a folder, and at a delegate."""
-    if request.param == "folder":
-        return said
-    federation = request.getfixturevalue("federation")
+@pytest.fixture
+def delegate(federation: Any, tmp_path: Path) -> DisseminationServer:
+    """A delegate (alpha, rome) with a type repository."""
     config = msgspec.structs.replace(federation.config, types=TypesSection(folder=str(tmp_path / "types")))
     repository = repository_of(config)
     assert repository.registry is not None
@@ -62,7 +59,31 @@ def types(request: pytest.FixtureRequest, said: Said, tmp_path: Path) -> Said:
     server = DisseminationServer(config, repository, characteristics=("alpha", "rome"))
     server.start()
     federation.stack.callback(server.stop, 0.5)
-    return lambda *words: said(*words, at=server.address)
+    return server
+
+
+@pytest.fixture(params=["folder", "delegate"])
+def types(request: pytest.FixtureRequest, said: Said) -> Said:
+    """The same commands on a folder, and at a delegate."""
+    if request.param == "folder":
+        return said
+    at = request.getfixturevalue("delegate").address
+    return lambda *words: said(*words, at=at)
+
+
+@pytest.mark.parametrize("given", ["Summary", "mil.Sumary"])
+def test_a_publisher_of_an_unknown_type_is_told_which_was_meant(
+    given: str, delegate: DisseminationServer, federation: Any, said: Said
+) -> None:
+    # Given a type in the repository of a delegate; When its name is in short or mistyped, expect its whole name
+    assert said("add", "report.xsd", "--name", "mil.Summary", at=delegate.address)[0] == 0
+    publisher = federation.light()
+    at = publisher.connect_to_delegate("alpha", "rome")
+    with pytest.raises(SchemaError, match=r"no schema of .* Did you mean mil\.Summary\?"):
+        publisher.register_publisher(at, type_name=given)
+    # And of a name that is like none, what to do
+    with pytest.raises(SchemaError, match="Give the schema, add it to the repository"):
+        publisher.register_publisher(at, type_name="other")
 
 
 @pytest.mark.row("G-117")

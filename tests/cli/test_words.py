@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import os
@@ -430,6 +431,7 @@ def test_services_that_do_not_exist_are_answered_with_what_there_is(
     figures.register(federation.light())
     for arguments, hint in (
         (("--type", "PublisherRegistraton"), "did you mean jbi.PublisherRegistration?"),
+        (("--type", "jbi.Trader"), "no jbi.Trader is registered now"),
         (("--entry", "RequiredMetadatEntry"), "Intel_Imagery#RequiredMetadataEntry?"),
         (("--field", "publishr=418th"), "no field publishr; did you mean publisher?"),
         (("--field", "publisher=418"), "no publisher that is 418; did you mean 418th?"),
@@ -648,3 +650,15 @@ def test_what_a_subscriber_lost_is_told_in_words(capsys: pytest.CaptureFixture[s
     # Expect causes and numbers, and no braces
     clients.show_objects(adapter, "subscription-1", count=None, timeout=0.0, out=None, as_json=False)
     assert capsys.readouterr() == ("", "lost: refused 1, queue_full 2,000\n")
+
+
+def test_a_place_that_can_not_be_written_is_code_2(said: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a folder that this user can't write in; Expect where an authority or an export was to be, and what to do
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    for arguments, place in ((("certs", "init", "x"), "x"), (("archive", "export", "y/z.jsonl"), "y/z.jsonl")):
+        answer = said(*ALONE, *arguments)
+        assert (answer.code, answer.is_one_line()) == (2, True), answer
+        assert f"{place}: Permission denied. Name a place that" in answer.err

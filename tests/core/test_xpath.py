@@ -367,8 +367,12 @@ class TestEvaluation:
 class TestLanguages:
     @pytest.mark.row("J-09")
     def test_an_unknown_language_is_refused_with_the_known_ones(self) -> None:
-        with pytest.raises(PredicateError, match=r"unknown predicate language 'xql'. Known: .*xpath"):
+        with pytest.raises(PredicateError, match=r"unknown predicate language 'xql'\. There (is|are) .*xpath"):
             compile_predicate("a", language="xql")
+        with pytest.raises(PredicateError, match=r"unknown predicate language 'xpaht'\. Did you mean xpath\?"):
+            compile_predicate("a", language="xpaht")
+        with pytest.raises(PredicateError, match=r"Did you mean tcl\?"):
+            compile_predicate("a", language="tlc")
 
     @pytest.mark.row("J-09")
     def test_a_plugged_in_language_is_used(self) -> None:

@@ -25,6 +25,7 @@ from lxml import etree
 from jbi_pubsub.core import plugins
 from jbi_pubsub.core.cache import SizedCache
 from jbi_pubsub.core.errors import JbiError, OversizeError, PredicateError
+from jbi_pubsub.core.near import near_hint
 from jbi_pubsub.core.wire.places import in_turn
 from jbi_pubsub.core.xml import Element
 from jbi_pubsub.core.xpath.language import conditions
@@ -63,6 +64,8 @@ NO_NAMESPACES: Final[Mapping[str, str]] = {}
 
 XPATH: Final = "xpath"
 """Name of the default language."""
+TCL: Final = "tcl"
+"""Name of the constraint language of the trader, which adapters put into XPath."""
 
 MAX_SHAPES_BYTES: Final = 32 << 20
 """Memory of the shapes of expressions remembered; a shape is an expression without its literals. Some 10,000 usual."""
@@ -296,7 +299,7 @@ def compiler_of(language: str, argument: str = "language") -> Compiler:
     if compiler is None:
         raise PredicateError(
             f"{argument}: unknown predicate language {language[:MAX_SHOWN]!r}",
-            hint=f"Known: {', '.join(languages())}",
+            hint=near_hint(language, (*languages(), TCL)),
             argument=argument,
             expression="",
             position=0,
