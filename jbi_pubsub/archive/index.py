@@ -24,6 +24,7 @@ from typing import Any, Final
 
 import msgspec
 
+from jbi_pubsub.archive.emptied import emptied_by
 from jbi_pubsub.archive.held import LARGE, MORE, NOT_HELD, NUMBERS, TEXTS, TypeIndex, decode_known
 from jbi_pubsub.archive.leaves import UNHELD, DocumentRow, TypePaths, Value, Values
 from jbi_pubsub.archive.plan import Restriction, places
@@ -153,13 +154,13 @@ class DuckIndex:
         self._position = max(up_to, self._position)
 
     def forget(self, positions: Sequence[int]) -> None:
-        """Objects that are no more."""
+        """Objects that are no more, and types and registrations of which there is none any more."""
         with self._transaction() as run:
             run.register("gone", {"pos": self._numpy.array(positions, dtype="uint64")})
-            for each in self._types.values():
-                run.execute(f"DELETE FROM o{each.number} WHERE pos IN (SELECT pos FROM gone)")  # noqa: S608  # numbers and our own words
-                run.execute(f"DELETE FROM m{each.number} WHERE pos IN (SELECT pos FROM gone)")  # noqa: S608  # numbers and our own words
+            types, ended = emptied_by(run, [each.number for each in self._types.values()])
             run.unregister("gone")
+        self._types = {name: each for name, each in self._types.items() if each.number not in types}
+        self._registrations = {uid: each for uid, each in self._registrations.items() if each not in ended}
 
     def window(self, after: int, up_to: int, rows: int, order: Order) -> tuple[int, int]:
         """See query.QueryIndex."""
@@ -314,7 +315,7 @@ class DuckIndex:
             (name, version): TypeIndex(place, decode_known(known) if known else None)
             for place, name, version, known in run.execute("SELECT id, name, version, known FROM types").fetchall()
         }
-        self._registrations = dict(run.execute("SELECT uid, id FROM registrations").fetchall())
+        self._registrations = dict(run.execute("SELECT uid, id FROM registrations ORDER BY id").fetchall())
 
     def _make(self) -> None:
         self._position = self._since_mark = 0
@@ -372,11 +373,10 @@ class DuckIndex:
 
     def _type(self, run: Any, name: tuple[str, str]) -> TypeIndex:
         known = self._types.get(name)
-        if known is None and len(self._types) >= MAX_TYPES:
-            name = _OTHERS
-            known = self._types.get(name)
+        if known is None and (len(self._types) >= MAX_TYPES or _OTHERS in self._types):  # there it may have objects
+            known = self._types.get(name := _OTHERS)
         if known is None:
-            known = self._types[name] = TypeIndex(len(self._types))
+            known = self._types[name] = TypeIndex(max((each.number for each in self._types.values()), default=-1) + 1)
             run.execute("INSERT INTO types VALUES (?, ?, ?, NULL)", [known.number, *name])
             run.execute(f"CREATE TABLE o{known.number}({_FIXED})")
             run.execute(f"CREATE TABLE m{known.number}(path USMALLINT, pos UBIGINT, n DOUBLE, t VARCHAR)")
@@ -385,7 +385,7 @@ class DuckIndex:
     def _registration(self, run: Any, uid: str) -> int:
         known = self._registrations.get(uid)
         if known is None:
-            known = self._registrations[uid] = len(self._registrations)
+            known = self._registrations[uid] = next(reversed(self._registrations.values()), -1) + 1
             run.execute("INSERT INTO registrations VALUES (?, ?)", [known, uid])
         return known
 
