@@ -364,8 +364,15 @@ def _mailing(at: str, facts: Mapping[str, Any]) -> Finding:
 
 
 def _mail_server(checkup: Checkup) -> Iterator[Finding]:
+    from jbi_pubsub.pad.mail.smtp import check_password  # here, as other commands start faster without it
+
     settings = checkup.config.mail
     at = f"{settings.host}:{settings.port}"
+    try:
+        check_password(settings, insecure=checkup.config.tls.insecure)
+    except ConfigurationError as exc:
+        yield Finding("mail", "failure", exc.message, exc.hint)
+        return
     try:
         with smtplib.SMTP(settings.host, settings.port, timeout=MAIL_SECONDS) as server:
             server.ehlo_or_helo_if_needed()
@@ -384,8 +391,9 @@ def _mail_server(checkup: Checkup) -> Iterator[Finding]:
             yield Finding("mail", "skipped", f"none at {at} ({why}): needed for e-mail subscriptions alone")
             return
         tls = isinstance(exc, (ssl.SSLError, smtplib.SMTPNotSupportedError))
+        never = "" if settings.username else "; or --set mail.start_tls=never"
         advice = (
-            f"Its certificate, with openssl s_client -starttls smtp -connect {at}; or --set mail.start_tls=never"
+            f"Its certificate, with openssl s_client -starttls smtp -connect {at}; its CA, in SSL_CERT_FILE{never}"
             if tls
             else f"Start it, or name another: --set mail.host=HOST; by hand: nc -v {settings.host} {settings.port}"
         )

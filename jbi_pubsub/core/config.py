@@ -166,9 +166,9 @@ class MailSection(Section, frozen=True):
     sender: str = "jbi-pubsub@localhost"
     """Sender in envelope and header; it receives bounces."""
     start_tls: Literal["never", "required"] = "never"
-    """`required` refuses to send without TLS; there is no "if possible"."""
+    """`required` refuses to send without TLS, and knows the authorities of the system, or of the file SSL_CERT_FILE."""
     username: str = ""
-    """For SMTP AUTH; "" for none."""
+    """For SMTP AUTH; "" for none. It goes to another host over TLS alone, or with tls.insecure."""
     password: str = ""
     """For SMTP AUTH; `jbi config` does not show it."""
     timeout: Term = 15.0

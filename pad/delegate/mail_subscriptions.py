@@ -32,6 +32,7 @@ from jbi_pubsub.pad.delegate.store import (
 from jbi_pubsub.pad.delegate.tables import Key
 from jbi_pubsub.pad.mail.dispatcher import MailDispatcher
 from jbi_pubsub.pad.mail.reminder import Schedule
+from jbi_pubsub.pad.mail.smtp import check_password
 from jbi_pubsub.pad.model.rights import Rights
 from jbi_pubsub.pad.model.subscription import Subscription, compile_subscription
 from jbi_pubsub.protocol.mail_links import LinkAction, recipient_of, uid_of
@@ -47,8 +48,9 @@ class MailSubscriptions:
     def __init__(
         self, core: DelegateCore, options: DelegateOptions, *, name: str, forget: Callable[[Key], None]
     ) -> None:
-        """`forget` ends a subscription. Raises StorageError."""
+        """`forget` ends a subscription. Raises StorageError, ConfigurationError."""
         config, self._tables, self._contracts, self._events = core
+        check_password(config.mail, insecure=config.tls.insecure)
         self._landlord = self._tables.leases.landlord
         self._forget = forget
         self._term = config.lease.mail

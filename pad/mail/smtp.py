@@ -15,6 +15,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 import aiosmtplib
 
 from jbi_pubsub.core.config import MailSection
+from jbi_pubsub.core.errors import ConfigurationError
+from jbi_pubsub.core.wire.endpoint import is_loopback
 from jbi_pubsub.pad.mail.outbox import Refused
 
 log = logging.getLogger("jbi_pubsub.mail")
@@ -35,6 +37,16 @@ QUIT_SECONDS: Final = 1.0
 
 CANCEL_AGAIN_SECONDS: Final = 0.1
 """For a try to end that has been cancelled."""
+
+
+def check_password(settings: MailSection, *, insecure: bool) -> None:
+    """Raises ConfigurationError where user and password would go over a network in clear text."""
+    if settings.username and settings.start_tls == "never" and not (insecure or is_loopback(settings.host)):
+        raise ConfigurationError(
+            f"the password for the mail server {settings.host} would go in clear text",
+            hint="Set mail.start_tls = required, or tls.insecure = true on a network you trust",
+            key="mail.start_tls",
+        )
 
 
 class _NotConnectedError(Exception):

@@ -30,7 +30,7 @@ from jbi_pubsub.cli.doctor import examine, report
 from jbi_pubsub.cli.parties import Answer, Checkup, Finding, together
 from jbi_pubsub.cli.show import places
 from jbi_pubsub.core.config import Config, MailSection, PolicySection
-from jbi_pubsub.core.errors import StudyError, WireError
+from jbi_pubsub.core.errors import ConfigurationError, StudyError, WireError
 from jbi_pubsub.core.wire import PROTOCOL
 from jbi_pubsub.core.wire.endpoint import ALERT, CONTROL, MAGIC, PREAMBLE
 from jbi_pubsub.lookup.client import multicast
@@ -515,6 +515,20 @@ def test_the_mail_server(findings: Callable[..., Any]) -> None:
             assert found["state"] == "failure"
             assert told in found["found"]
             assert found["advice"]
+
+
+def test_a_password_for_a_mail_server_elsewhere_needs_tls(findings: Callable[..., Any], federation: Any) -> None:
+    # Given a user name, and a mail server of another host that is reached without TLS
+    mail = MailSection(host="192.0.2.1", username="u", password="p")
+    # Expect a failure that nobody need be there for, and no delegate that would show it
+    [found] = findings("mail", "--set", "mail.host=192.0.2.1", "--set", "mail.username=u")
+    assert (found["state"], "start_tls = required" in found["advice"]) == ("failure", True)
+    assert "would go in clear text" in found["found"]
+    with pytest.raises(ConfigurationError, match="would go in clear text"):
+        federation.pad(config=msgspec.structs.replace(federation.config, mail=mail))
+    # Expect one with TLS
+    secured = msgspec.structs.replace(mail, start_tls="required")
+    federation.pad(config=msgspec.structs.replace(federation.config, mail=secured))
 
 
 def test_a_mail_server_that_says_nothing_or_something_else(
