@@ -44,7 +44,7 @@ class ClientJournal:
 
     def __init__(self, path: Path, client: str, *, wall: Callable[[], float] = time.time) -> None:
         """Raises StorageError: it can't be opened, another process has it open, or it is another client's."""
-        self._path, self._client, self._wall = path, client, wall
+        self._path, self._client, self.wall = path, client, wall
         self._lock = threading.Lock()
         self._is_broken = False
         self._open: set[str] = set()
@@ -76,7 +76,7 @@ class ClientJournal:
             self._open.add(text)
             found = base.execute("SELECT began, since FROM watch WHERE text = ?", (text,)).fetchone()
             if found is None:
-                base.execute("INSERT INTO watch VALUES (?, ?, NULL)", (text, self._wall()))
+                base.execute("INSERT INTO watch VALUES (?, ?, NULL)", (text, self.wall()))
                 return WatchRecord(self, text, None, {})
             had: dict[str, _Had] = {}
             rows = base.execute("SELECT registration, first, last, published FROM had WHERE text = ?", (text,))
@@ -131,7 +131,7 @@ class ClientJournal:
 
 
 class _Had:
-    """Numbers of a registration, and when the newest of their objects was published."""
+    """Numbers of a registration, and when the newest of their objects was published, or came, if that is earlier."""
 
     def __init__(self) -> None:
         self.numbers = RangeSet()
@@ -175,7 +175,7 @@ class WatchRecord:
         """It has had it."""
         registration, number = obj.platform.registration, obj.platform.sequence
         had = self._had.setdefault(registration, _Had())
-        had.published = max(had.published, obj.platform.published)
+        had.published = max(had.published, min(obj.platform.published, self._journal.wall()))  # a clock may be ahead
         first = 1 if self._is_settled else number
         had.numbers.add_range(first, number)
         self._rows += 1

@@ -131,14 +131,17 @@ def test_the_same_is_watched_durably_once(kept: ClientJournal) -> None:
         pytest.param(1e9, [1e9 + 84_000.0, 1e9 + 86_400.0], 1e9 + 80_400.0, id="an hour before the older of two"),
         pytest.param(1e9, [1e9 + 1.0, 1e9 + 86_400.0], 1e9 + 82_800.0, id="but not of one that is over"),
         pytest.param(1e9, [1e9 - 600.0], 1e9 - 4_200.0, id="its own clock was ahead when it began"),
+        pytest.param(1e9, [1e9 + 86_000.0, 2e9], 1e9 + 82_400.0, id="one clock is years ahead"),
     ],
 )
 def test_it_is_asked_for_more_from_where_the_clocks_of_publishers_may_have_been(
     tmp_path: Path, began: float, published: list[float], since: float
 ) -> None:
     # Given somebody who has watched since then, and has had an object of each of some registrations
-    kept = ClientJournal(tmp_path / "anna", "anna", wall=lambda: began)
+    now = [began]
+    kept = ClientJournal(tmp_path / "anna", "anna", wall=lambda: now[0])
     first = kept.record(WATCHED)
+    now[0] = 1e9 + 86_400.0
     for number, moment in enumerate(published):
         first.add(_object(1, f"r{number}", moment))
     first.close()
