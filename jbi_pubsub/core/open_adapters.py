@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import atexit
 import os
+import threading
 import time
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from jbi_pubsub.core.guard import guarded
@@ -23,6 +25,30 @@ class Closable(Protocol):
 
     def close(self, timeout: float) -> None:
         """Leave within `timeout` seconds. Safe to call twice."""
+
+
+class Closing:
+    """Closing of an adapter, which is done once. A call while another one is under way does nothing; one that was
+    interrupted, as by Ctrl-C, is gone on with by the next."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it is done, or under way."""
+        return self._lock.locked()
+
+    def run(self, close: Callable[[], None]) -> None:
+        """Close, unless that is done or under way."""
+        if self._lock.acquire(blocking=False):
+            try:
+                close()
+            except BaseException:
+                self._lock.release()
+                raise
 
 
 class OpenAdapters:

@@ -214,8 +214,10 @@ class DelegateConnection:
             raise WireError(
                 f"the delegate does not take the registration back: {refusal.message}", hint=refusal.hint, published=0
             ) from refusal
-        queued = self.queue.put(publication.number, run, timeout)
-        self._sender.push()
+        try:
+            queued = self.queue.put(publication.number, run, timeout)
+        finally:  # a signal's handler, too, leaves what is queued
+            self._sender.push()
         if queued < len(run):
             raise BackPressureError(
                 f"the delegate takes no more: {self.queue.waiting} objects wait for it",
@@ -237,13 +239,14 @@ class DelegateConnection:
         is left is logged as lost. Out of a callback nothing is handed over: it is called on the thread that would."""
         is_waited_for = threading.current_thread() is not self._thread
         deadline = time.monotonic() + timeout
-        if left := self.queue.wait_taken(timeout if is_waited_for else 0.0):
+        left = 0 if self._link.has_left else self.queue.wait_taken(timeout if is_waited_for else 0.0)
+        if left:
             log.warning("%s: %d objects are lost, as no delegate has taken them: %s", self._name, left, self._left())
         self._link.happen(ConnectionEvent.LEAVE)
         deadline = max(deadline, time.monotonic() + LEAVE_SECONDS)
         self._leave(deadline)
         self._sender.stop(max(0.0, deadline - time.monotonic()))
-        if is_waited_for:
+        if is_waited_for and self._thread.is_alive():
             self._thread.join(max(0.0, deadline - time.monotonic()))
 
     def _left(self) -> str:
@@ -280,17 +283,17 @@ class DelegateConnection:
         """Raises the delegate's errors or WireError."""
         try:
             attachment = DelegateAttachment(item.proxy, self._config, self._security, self._name)
-            self._renewals.manage(  # now: to register everything may take longer than the lease
-                self,
-                attachment.opened.lease.duration,
-                lambda: self._renew(attachment),
-                lambda why: self._lease_lost(attachment, why),
-            )
             try:
+                self._renewals.manage(  # now: to register everything may take longer than the lease
+                    self,
+                    attachment.opened.lease.duration,
+                    lambda: self._renew(attachment),
+                    lambda why: self._lease_lost(attachment, why),
+                )
                 before = self.registrations.move(attachment)
-            except JbiError:
-                self._renewals.remove(self)
-                attachment.leave()  # or what is registered stands in the way of the next try
+            except BaseException as exc:
+                self._renewals.remove(self)  # who interrupts does not wait
+                attachment.leave(None if isinstance(exc, JbiError) else LEAVE_SECONDS)  # or it stands in the way later
                 raise
         except WireError:
             self._finder.note_in_vain(item.service_id)

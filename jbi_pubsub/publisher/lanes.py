@@ -85,12 +85,12 @@ class PublisherLane:
 
     def add(self, run: Sequence[Parcel]) -> int:
         """These wait, too; their bytes."""
-        self.parcels.extend(run)
         size = 0
         for parcel in run:
             size += parcel.size
             if parcel.head.attributes is not None and parcel.head.timeout:
                 self.is_expiring = True
+        self.parcels.extend(run)
         self.size += size
         return size
 
@@ -221,6 +221,20 @@ class LaneTurns(PriorityRing[PublisherLane]):
         if not lane.is_stalled:
             self.put(lane, 1 << lane.turn)
 
+    def take(self, chunk: int, *, begins: bool) -> tuple[int, PublisherLane]:
+        """The level and the lane whose turn it is. Unless one `begins`, as fewer are under way than a delegate takes at
+        once, no object larger than `chunk` does: those under way have turns, so there is always one."""
+        passed_over = []
+        while True:
+            level = self.next()
+            lane = self.pop(level)
+            if lane.cutter is not None or begins or lane.parcels[0].size <= chunk:
+                break
+            passed_over.append(lane)  # not at once: it would be the first of its level again
+        for each in passed_over:
+            self.admit(each)
+        return level, lane
+
     def follow(self, *, strict: bool) -> None:
         """The strategy by now. What was sent under another one is held against nobody."""
         if strict != self._is_strict:
@@ -262,21 +276,40 @@ class Lanes:
         deadline = 0.0
         done = 0
         with self._lock:
-            while done < len(run):
-                fitting = _fitting(run[done:] if done else run, *self._room(number))
-                if not fitting:
-                    deadline = deadline or time.monotonic() + timeout
-                    if (left := deadline - time.monotonic()) <= 0.0:
-                        break
-                    self._changed.wait(left)
-                    continue
-                lane = self._lane(number)
-                self._bytes += lane.add(fitting)
-                self._count += len(fitting)
-                done += len(fitting)
-                if len(lane.parcels) == len(fitting) and lane.cutter is None and not lane.is_held_back:
-                    self._turns.admit(lane)
+            try:
+                while done < len(run):
+                    fitting = _fitting(run[done:] if done else run, *self._room(number))
+                    if not fitting:
+                        deadline = deadline or time.monotonic() + timeout
+                        if (left := deadline - time.monotonic()) <= 0.0:
+                            break
+                        self._changed.wait(left)
+                        continue
+                    lane = self._lane(number)
+                    self._bytes += lane.add(fitting)
+                    self._count += len(fitting)
+                    done += len(fitting)
+                    if len(lane.parcels) == len(fitting) and lane.cutter is None and not lane.is_held_back:
+                        self._turns.admit(lane)
+            except BaseException:  # a signal's handler, between any two of these steps
+                self._count_again()
+                raise
         return done
+
+    def _count_again(self) -> None:
+        """Under the lock: count what waits, and have whoever has something waiting wait for a turn."""
+        for lane in self._lanes.values():
+            lane.size = sum(parcel.size for parcel in lane.parcels)
+            if lane.parcels and lane.cutter is None and not lane.is_held_back and lane not in self._turns.standing:
+                self._turns.admit(lane)
+        self._count = sum(len(lane.parcels) for lane in self._lanes.values())
+        self._bytes = sum(lane.size for lane in self._lanes.values())
+
+    def queued(self, number: int) -> int:
+        """Objects of a registration that have come so far."""
+        with self._lock:
+            lane = self._lanes.get(number)
+            return lane.queued if lane is not None else 0
 
     def _tell(self) -> None:
         self._changed.notify_all()
@@ -321,7 +354,7 @@ class Lanes:
         max_items = min(max_items, self._batch_most)
         with self._lock:
             while self._turns.levels and len(items) < max_items and max_bytes > 0:
-                level, lane = self._next_turn()
+                level, lane = self._turns.take(self._chunk, begins=self._cutters < MAX_COMING)
                 if (lane.expiration or lane.is_expiring) and lane.cutter is None and not self._prune(lane):
                     continue
                 if lane.cutter is not None or lane.parcels[0].size > self._chunk:
@@ -335,20 +368,6 @@ class Lanes:
                     self._turns.admit(lane)
             self._tell()
         return items
-
-    def _next_turn(self) -> tuple[int, PublisherLane]:
-        """The level and the lane whose turn it is. A large object begins only when fewer are under way than a delegate
-        takes at once; those under way have turns, so there is always one."""
-        passed_over = []
-        while True:
-            level = self._turns.next()
-            lane = self._turns.pop(level)
-            if lane.cutter is not None or self._cutters < MAX_COMING or lane.parcels[0].size <= self._chunk:
-                break
-            passed_over.append(lane)  # not at once: it would be the first of its level again
-        for each in passed_over:
-            self._turns.admit(each)
-        return level, lane
 
     def _take_run(self, lane: PublisherLane, most: int, most_bytes: int, items: list[tuple[Part, ...]]) -> int:
         """The next objects of a registration, no more than a chunk together unless the first one is; their bytes."""
@@ -475,18 +494,13 @@ class Lanes:
             self._turns.clear()
             self._taken.clear()
             self._cutters = 0
-            lanes = list(self._lanes.values())
-            for lane in lanes:
+            for lane in self._lanes.values():
                 self.given_up += lane.give_up()
                 lane.restart()
                 lane.is_held_back = lane.number in held_back
-            self._count = sum(len(lane.parcels) for lane in lanes)
-            self._bytes = sum(lane.size for lane in lanes)
             for number, answer in granted.items():
                 self._grant(number, answer)
-            for lane in lanes:
-                if lane.parcels and not lane.is_held_back:
-                    self._turns.admit(lane)
+            self._count_again()
             self._tell()
 
     def release(self, number: int) -> None:

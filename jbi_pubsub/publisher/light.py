@@ -11,25 +11,25 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NewType, Self
+from typing import Any, NewType
 from uuid import uuid4
 
 from jbi_pubsub.codegen.repository import InformationType, TypeRepository
 from jbi_pubsub.codegen.types.untyped import UntypedGate
 from jbi_pubsub.core.arguments import Document, Source, called, checked
 from jbi_pubsub.core.config import Config, effective
-from jbi_pubsub.core.errors import AdapterStateError, JbiError, unknown_uid
+from jbi_pubsub.core.errors import JbiError, unknown_uid
 from jbi_pubsub.core.info_object import ObjectAttributes, numbered, prefix_of
 from jbi_pubsub.core.open_adapters import PUBLISHERS
-from jbi_pubsub.core.process import Birthplace
 from jbi_pubsub.core.quality import Wish, checked_attributes
 from jbi_pubsub.core.renewal import LeaseRenewalManager
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.protocol.sending import Sending
 from jbi_pubsub.trust.settings import signer_of
 
+from .adapter import PublishingAdapter
 from .connection import ConnectionReports, DelegateConnection
 from .finder import DelegateFinder
 from .payloads import MAX_PAYLOAD_BYTES, Body, Payload, Payloads
@@ -40,7 +40,6 @@ from .publication import (
     counting,
     metadata_bytes,
     opened,
-    published,
     runs_of,
 )
 
@@ -50,7 +49,7 @@ DelegateUid = NewType("DelegateUid", str)
 """Identifies a connection to a delegate, in all calls of the adapter that made it."""
 
 
-class PublisherAdapterLight:
+class PublisherAdapterLight(PublishingAdapter):
     """Publishes through any number of delegates. Safe for several threads.
 
     `away(delegate, why)` is called on a library thread when the delegate of a connection (its id is given) does not
@@ -74,6 +73,7 @@ class PublisherAdapterLight:
         refused: Callable[[str, JbiError], None] | None = None,
         away: Callable[[str, str], None] | None = None,
     ) -> None:
+        super().__init__()
         self._config = config or effective()
         self._name = name or f"publisher-{os.getpid()}"
         self._refused = refused
@@ -86,8 +86,6 @@ class PublisherAdapterLight:
         self._publications: dict[RegistrationUid, tuple[LocalPublication, DelegateConnection]] = {}
         self._community: JoinManager | None = None
         self._renewals = LeaseRenewalManager(self._name)
-        self._closed = False
-        self._birthplace = Birthplace()
 
     @checked
     def connect_to_delegate(
@@ -108,9 +106,14 @@ class PublisherAdapterLight:
             name=self._name,
             reports=ConnectionReports(self._name, self._refused, lambda why: self._tell_away(uid, why)),
         )
-        connection.open(seconds)
-        with self._lock:
-            self._connections[uid] = connection
+        try:
+            connection.open(seconds)
+            with self._lock:
+                self._check_open()  # it may have been closed meanwhile
+                self._connections[uid] = connection
+        except BaseException:
+            connection.close(0.0)
+            raise
         PUBLISHERS.add(self)
         return uid
 
@@ -167,12 +170,10 @@ class PublisherAdapterLight:
         info_type = options.open_type(self._types, connection.schema, validate=terms.validate)
         try:
             publication = opened(info_type, invariants, terms, self._signer)
-            connection.registrations.register(publication)
-        except JbiError:
+            self._register(publication, connection)
+        except BaseException:
             self._forget_if_idle(info_type)
             raise
-        with self._lock:
-            self._publications[publication.uid] = (publication, connection)
         return publication.uid
 
     @checked
@@ -222,9 +223,7 @@ class PublisherAdapterLight:
         seconds = self._config.queue.publish_seconds if timeout is None else timeout
         limit = publication.terms.max_payload
 
-        def body(payload: Payload) -> Body:
-            return self._payloads.body(payload, limit, seconds)
-
+        body = partial(self._payloads.body, limit=limit, seconds=seconds)
         with counting(ids):
             for run in runs_of(objects, publication.check, body=body, at_once=min(limit, MAX_PAYLOAD_BYTES)):
                 ids += _queue(publication, connection, run, seconds)
@@ -282,29 +281,15 @@ class PublisherAdapterLight:
                 "registrations": {uid: _described(*pair) for uid, pair in self._publications.items()},
             }
 
-    @checked
-    def close(self, timeout: float = 5.0) -> None:
-        """Disconnect from all delegates, handing over what is queued within `timeout` seconds. Safe to call twice."""
-        if not self._birthplace.is_here():
-            return  # a forked child: the connections are its parent's
+    def _leave(self, timeout: float) -> None:
         with self._lock:
-            if self._closed:
-                return
-            self._closed = True
             connections = list(self._connections.values())
-        PUBLISHERS.discard(self)
         deadline = time.monotonic() + timeout
         for connection in connections:
             connection.close(max(0.0, deadline - time.monotonic()))
         self._renewals.stop()
         if self._community is not None:
             self._community.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     def _tell_away(self, delegate: DelegateUid, why: str) -> None:
         if self._away is not None and not self._closed:
@@ -315,6 +300,16 @@ class PublisherAdapterLight:
             if self._community is None:
                 self._community = JoinManager(self._config, name=self._name)
             return self._community
+
+    def _register(self, publication: LocalPublication, connection: DelegateConnection) -> None:
+        """Raises the delegate's errors or WireError: then, or interrupted, there is no such registration."""
+        try:
+            connection.registrations.register(publication)
+            self._publications[publication.uid] = (publication, connection)
+        except BaseException:
+            self._publications.pop(publication.uid, None)
+            connection.registrations.abandon(publication.uid)
+            raise
 
     def _forget_if_idle(self, info_type: InformationType | UntypedGate) -> None:
         """A registration came to nothing, or has ended: its schema must not stand in the way of another one."""
@@ -337,13 +332,6 @@ class PublisherAdapterLight:
             raise unknown_uid("registration", registration, "register_publisher")
         return found
 
-    def _check_open(self) -> None:
-        if self._closed or not self._birthplace.is_here():
-            raise AdapterStateError(
-                "this PublisherAdapterLight is closed, or belongs to the parent process",
-                hint="Open a new one after a fork",
-            )
-
 
 def _described(publication: LocalPublication, connection: DelegateConnection) -> dict[str, Any]:
     return {
@@ -362,11 +350,11 @@ def _queue(
     attributes: ObjectAttributes | None = None,
 ) -> list[str]:
     with publication.lock:
-        parcels = publication.next_objects(run, attributes)
         try:
+            parcels = publication.next_objects(run, attributes)
             connection.publish(publication, parcels, seconds)
-        except JbiError as exc:
-            publication.sequence -= len(run) - published(exc)  # not queued: the number is used again
+        except BaseException:  # a signal's handler, too
+            publication.sequence = connection.queue.queued(publication.number)  # others' numbers are used again
             raise
     prefix, first = prefix_of(publication.uid), parcels[0].head.sequence
     return [numbered(prefix, number) for number in range(first, first + len(parcels))]

@@ -10,15 +10,14 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
 from jbi_pubsub.codegen.repository import TypeRepository
 from jbi_pubsub.core.arguments import Document, Source, checked
 from jbi_pubsub.core.config import Config, effective
-from jbi_pubsub.core.errors import AdapterStateError, JbiError, unknown_uid
+from jbi_pubsub.core.errors import unknown_uid
 from jbi_pubsub.core.info_object import ObjectAttributes, Parcel
 from jbi_pubsub.core.open_adapters import PUBLISHERS
 from jbi_pubsub.core.process import Birthplace
@@ -30,6 +29,7 @@ from jbi_pubsub.protocol.remote import RemoteArchive
 from jbi_pubsub.protocol.sending import Sending
 from jbi_pubsub.trust.settings import signer_of
 
+from .adapter import PublishingAdapter
 from .payloads import Body, Payload, Payloads
 from .publication import (
     LocalPublication,
@@ -44,7 +44,7 @@ from .publication import (
 log = logging.getLogger("jbi_pubsub.publisher")
 
 
-class PublisherAdapter:
+class PublisherAdapter(PublishingAdapter):
     """A peer publisher. Safe for several threads; objects of one registration keep the order of publish calls."""
 
     @checked
@@ -53,6 +53,7 @@ class PublisherAdapter:
 
         Raises PortInUseError or ConfigurationError.
         """
+        super().__init__()
         self._config = config or effective()
         self._signer = signer_of(self._config)
         self._types = TypeRepository(cache_dir=self._config.type_cache(), only_known=self._config.types.only_known)
@@ -64,8 +65,6 @@ class PublisherAdapter:
         self._publications: dict[RegistrationUid, tuple[LocalPublication, Registration]] = {}
         self._lock = threading.Lock()
         self._next_number = 0
-        self._closed = False
-        self._birthplace = Birthplace()
         PUBLISHERS.add(self)
 
     @checked
@@ -99,7 +98,7 @@ class PublisherAdapter:
         info_type = options.open_type(self._types, self._server.service.repositories.schema, validate=terms.validate)
         try:
             publication = opened(info_type, invariants, terms, self._signer)
-        except JbiError:
+        except BaseException:
             self._server.delegate.registrations.forget_type(info_type.type)
             raise
         request = publication.request()
@@ -111,7 +110,7 @@ class PublisherAdapter:
         try:
             seconds = self._config.lookup.timeout if timeout is None else timeout
             self._server.service.presence.wait_announced(registration.uid, seconds)
-        except JbiError:
+        except BaseException:
             self.unregister_publisher(publication.uid)
             raise
         return publication.uid
@@ -223,21 +222,9 @@ class PublisherAdapter:
         told: dict[str, Any] = msgspec.to_builtins(self._server.status())
         return told
 
-    @checked
-    def close(self, timeout: float = 5.0) -> None:
-        """Leave: deliver what waits within `timeout` seconds, end all threads. Safe to call twice. What is left then is
-        logged as lost. One that is open when the interpreter ends is closed."""
-        if not self._closed and self._birthplace.is_here():  # a forked child leaves its parent's alone
-            self._closed = True
-            PUBLISHERS.discard(self)
-            if left := self._server.stop(timeout):
-                log.warning("%s leaves: %d objects for its subscribers are lost, not delivered in time", self, left)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
+    def _leave(self, timeout: float) -> None:
+        if left := self._server.stop(timeout):
+            log.warning("%s leaves: %d objects for its subscribers are lost, not delivered in time", self, left)
 
     def _body(self, publication: LocalPublication) -> Callable[[Payload], Body]:
         limit, seconds = publication.terms.max_payload, self._config.queue.publish_seconds
@@ -249,12 +236,6 @@ class PublisherAdapter:
         if found is None:
             raise unknown_uid("registration", registration, "register_publisher")
         return found
-
-    def _check_open(self) -> None:
-        if self._closed or not self._birthplace.is_here():
-            raise AdapterStateError(
-                "this PublisherAdapter is closed, or belongs to the parent process", hint="Open a new one after a fork"
-            )
 
 
 class PeerArchive:

@@ -54,7 +54,7 @@ class DelegateAttachment:
         try:
             claims = Claims(config.client.user, config.client.role)
             self.opened: OpenReply = self.proxy.connect(name, config.lease.publisher, claims)
-        except JbiError:
+        except BaseException:
             self.proxy.close()
             raise
 
@@ -250,6 +250,15 @@ class RemoteRegistrations:
             record = self._records[publication.uid] = RemoteRegistration(publication)
             record.happen(_E.ABANDON)
         record.since = AT_ONCE
+
+    def abandon(self, uid: str) -> None:
+        """Nobody will know of a registration that is being made: the delegate, which may have it, is told later."""
+        with self._link.lock:
+            record = self._records.get(uid)
+            if record is not None and (record.state is _S.ASKED or record.is_wanted):
+                self._queue.forget(record.publication.number)
+                record.since = time.monotonic()
+                self._end(record)
 
     def _give_up_asking(self, uid: str, *, may_stand: bool) -> None:
         with self._link.lock:

@@ -45,6 +45,7 @@ CONNECTION: Final = StateTable(
     _C.OPENING,
     {
         (_C.OPENING, _E.CONNECT): _C.ATTACHED,
+        (_C.OPENING, _E.LEAVE): _C.LEFT,
         (_C.ATTACHED, _E.LINE): _C.SENDING,
         (_C.ATTACHED, _E.FAIL): _C.AWAY,
         (_C.ATTACHED, _E.FORGET): _C.FORGOTTEN,

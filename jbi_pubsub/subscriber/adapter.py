@@ -23,6 +23,7 @@ from jbi_pubsub.core.arguments import Document, checked
 from jbi_pubsub.core.config import Config, effective
 from jbi_pubsub.core.errors import AdapterStateError, JbiError
 from jbi_pubsub.core.info_object import InfoObject, TypeName
+from jbi_pubsub.core.open_adapters import Closing
 from jbi_pubsub.core.process import Birthplace
 from jbi_pubsub.core.quality import GrantedQos, Wish
 from jbi_pubsub.lookup.client.join import JoinManager
@@ -109,9 +110,7 @@ class SubscriberAdapter:
 
     @checked
     def __init__(self, config: Config | None = None, *, name: str | None = None) -> None:
-        self._config = config or effective()
-        self._birthplace = Birthplace()
-        self._closed = True  # until there is something to close
+        self._config, self._birthplace = config or effective(), Birthplace()
         self._name = NAMES.claim(name, is_only=self._is_only)
         try:
             signatures = DeliverySignatures.of(self._config)
@@ -119,7 +118,7 @@ class SubscriberAdapter:
         except JbiError:
             NAMES.give_up(self._name, is_only=self._is_only)
             raise
-        self._closed = False
+        self._closed, self._closing = False, Closing()
         self._published = PublishedTypes(self._community, self._config)
         self._listeners = ListenerPool(self._name)
         given = (self._community, self._published)
@@ -127,7 +126,7 @@ class SubscriberAdapter:
         self._queries = ArchiveQueries(self._config, *given, self._subscriptions, self._listeners)
 
     def __del__(self) -> None:
-        if not getattr(self, "_closed", True) and self._birthplace.is_here():
+        if (closing := getattr(self, "_closing", None)) and not closing.has_begun and self._birthplace.is_here():
             NAMES.lost.append((self._name, self.close))  # closing takes a while, and waits for others: not here
 
     @checked
@@ -226,7 +225,7 @@ class SubscriberAdapter:
     @checked
     def objects(self, subscription: SubscriptionUid, timeout: float = 10.0) -> Iterator[InfoObject]:
         """Objects as they come, until none has come for `timeout` seconds. Raises UnknownUidError."""
-        yield from iter(partial(self._find(subscription).queue.take, timeout), None)
+        return iter(partial(self._find(subscription).queue.take, timeout), None)
 
     @checked
     def drain(self, subscription: SubscriptionUid) -> list[InfoObject]:
@@ -363,15 +362,17 @@ class SubscriberAdapter:
 
     def close(self) -> None:
         """Cancel the direct subscriptions and end all threads; e-mail subscriptions live on by their leases. Safe to
-        call twice. Of a parent's adapter a forked child closes nothing."""
-        if self._closed or not self._birthplace.is_here():
-            return
-        self._closed = True
-        NAMES.give_up(self._name, is_only=self._is_only)
+        call twice: the second call goes on with one that was interrupted. Of a parent's adapter a child closes none."""
+        if self._birthplace.is_here():
+            self._closed = True
+            self._closing.run(self._leave)
+
+    def _leave(self) -> None:
         self._queries.close()
         self._subscriptions.close()
         self._listeners.stop()
         self._community.close()
+        NAMES.give_up(self._name, is_only=self._is_only)
 
     def __enter__(self) -> Self:
         return self

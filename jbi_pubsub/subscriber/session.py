@@ -394,7 +394,6 @@ class DelegateSessions:
         with self._lock:
             self._is_closed = True
             sessions = list(self._sessions.values())
-        SUBSCRIBERS.discard(self)
         ends = time.monotonic() + timeout
         try:
             with ThreadPoolExecutor(CLOSED_AT_ONCE, thread_name_prefix=f"{self._name}-close") as pool:
@@ -403,6 +402,7 @@ class DelegateSessions:
             for session in sessions:
                 _close(session, min(LAST_SECONDS, max(0.0, ends - time.monotonic())))
         self.renewals.stop(max(0.0, ends - time.monotonic()))
+        SUBSCRIBERS.discard(self)
 
     def _made(self, ref: ServiceRef) -> DelegateSession:
         SUBSCRIBERS.add(self)

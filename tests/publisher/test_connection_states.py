@@ -516,6 +516,7 @@ LIVES = (
     "open, register, away, turn, back, turn while lost, turn",
     "open, leave, turn, leave",
     "open, turn, leave",
+    "leave",
     "open, away, turn, leave, turn",
     "open, lost, leave",
     "open, lost, away, turn, leave",
