@@ -59,7 +59,7 @@ CHECKPOINT_SECONDS: Final = 5.0
 MOST_SECONDS: Final = 3_600.0
 """Between two times that all is forced to the disk."""
 REGISTRATIONS_MOST: Final = 100_000
-"""Known, before those are forgotten of which nothing is kept any more."""
+"""Known at the opening, before those are forgotten of which nothing is kept. Later some of these have publishers."""
 RETAIN_SECONDS: Final = 3_600.0
 RETAIN_FIRST: Final = 60.0
 """Between two times that rules are looked at, and from the start to the first."""
