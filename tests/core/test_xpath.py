@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lxml import etree
 
+import jbi_pubsub.core.xpath.predicate as predicate_module
 from jbi_pubsub.core.errors import PredicateError
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.core.xpath import PredicateIndex, compile_filter, compile_predicate, register_language
@@ -375,7 +376,9 @@ class TestLanguages:
             compile_predicate("a", language="tlc")
 
     @pytest.mark.row("J-09")
-    def test_a_plugged_in_language_is_used(self) -> None:
+    def test_a_plugged_in_language_is_used(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(predicate_module, "_languages", {})
+
         def compiler(expression: str, namespaces: object) -> object:
             if not expression.isalnum():
                 raise ValueError("one word only")
@@ -391,7 +394,9 @@ class TestLanguages:
         with pytest.raises(PredicateError, match="one word only"):
             compile_predicate("two words", language="tag")
 
-    def test_a_plugged_in_language_that_fails_is_false_and_counted(self) -> None:
+    def test_a_plugged_in_language_that_fails_is_false_and_counted(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(predicate_module, "_languages", {})
+
         def broken(root: etree._Element) -> bool:
             raise ValueError("no such thing")
 
