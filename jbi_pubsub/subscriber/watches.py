@@ -14,7 +14,7 @@ from jbi_pubsub.lookup.client.finder import LookupCache
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
-from jbi_pubsub.protocol.entries import PAD_TYPE, PUBLISHER_TYPE, ArchiveEntry
+from jbi_pubsub.protocol.entries import ANSWERING_TYPES, PAD_TYPE, PUBLISHER_TYPE, ArchiveEntry
 from jbi_pubsub.protocol.requests import NEW
 
 from .first_level import FirstLevelTemplates
@@ -87,7 +87,7 @@ class TemplateWatch:
                         self._caches[whom] = community.watch(template, _WatchListener(self, whom))
                     items += self._caches[whom].items()
         for item in items:
-            self._serve(subscription, item)
+            self._serve_at(subscription, item)
 
     def serve_all(self, item: ServiceItem, whom: Whom) -> None:
         """Have those of its subscriptions registered there which that is for."""
@@ -95,7 +95,12 @@ class TemplateWatch:
             subscriptions = list(self._subscriptions.values())
         for subscription in subscriptions:
             if whom(subscription):
-                self._serve(subscription, item)
+                self._serve_at(subscription, item)
+
+    def _serve_at(self, subscription: LocalSubscription, item: ServiceItem) -> None:
+        """Have it registered there, but where queries are answered and nothing is published."""
+        if ANSWERING_TYPES.isdisjoint(item.types):
+            self._serve(subscription, item)
 
     def note_gone(self, server: str) -> None:
         """A registration at a delegate or peer publisher (service id) has gone."""
