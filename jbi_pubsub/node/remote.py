@@ -44,6 +44,8 @@ class _OtherNode:
     heard: float
     wanted: Wanted = EVERYTHING
     is_here: bool = True
+    is_awaited: bool = True
+    """What is said now may reach it, should it come back: objects live so long."""
 
 
 @dataclass(slots=True)
@@ -115,6 +117,7 @@ class RemoteSequences:
             self.hear(origin, peer.epoch, now)
         for node in self._nodes.values():
             node.is_here = now - node.heard <= timeout
+            node.is_awaited = now - node.heard <= timeout + seconds
         for uid in [uid for uid, each in self._sequences.items() if each.is_over(now, seconds)]:
             self._forget(uid)
         for each in [each for each in self if each.others and not self._is_here(each.origin)]:
@@ -131,7 +134,7 @@ class RemoteSequences:
                     self._forget(uid)
             if len(self._nodes) > NODES_MOST:
                 del self._nodes[min(self._nodes, key=lambda each: self._nodes[each].heard)]
-        node.heard, node.is_here = now, True
+        node.heard, node.is_here, node.is_awaited = now, True, True
         return node
 
     def of(self, uid: str, message: NodeMessage, now: float) -> RemoteSequence | None:
@@ -208,8 +211,8 @@ class RemoteSequences:
         return not any(each.is_here for each in self._nodes.values())
 
     def is_wanted(self, type_: TypeName) -> bool:
-        """Whether subscribers somewhere want objects of a type."""
-        interests = [each.wanted.types for each in self._nodes.values() if each.is_here]
+        """Whether subscribers somewhere want objects of a type, or at a node that may be back in time for them."""
+        interests = [each.wanted.types for each in self._nodes.values() if each.is_awaited]
         return any(types is None or any(each.type == type_ for each in types) for types in interests)
 
     def demand(self, type_: TypeName, demand: str) -> bool:
