@@ -8,6 +8,7 @@ Rules:
   others keep wait as well, as one of those may be dead already.
 - All that waits is bounded; what there is no room for is told, so that it may be fetched when there is.
 - What the disk refuses is tried again. What makes no sense is left out.
+- Whoever begins to read the past waits for what had come before, as the delegate has delivered that already.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import logging
 import math
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from jbi_pubsub.core.errors import EntryError, JbiError, ProtocolError
@@ -57,6 +58,10 @@ class NodeStore(Protocol):
         """Whether the delegate here keeps the objects of that registration itself, as they are relayed to it."""
         ...
 
+    def precede(self, wait: Callable[[float], bool]) -> None:
+        """Have whoever begins to read the past call that before; see Arrivals."""
+        ...
+
 
 class DelegateStore:
     """The archive of a delegate."""
@@ -77,6 +82,10 @@ class DelegateStore:
         registration = self._delegate.tables.registrations.get(uid)
         return registration is not None and registration.persist
 
+    def precede(self, wait: Callable[[float], bool]) -> None:
+        """See NodeStore."""
+        self._archive.arrivals.add(wait)
+
 
 class _Deletion(NamedTuple):
     ids: tuple[str, ...]
@@ -92,6 +101,8 @@ class VolunteerKeeping:
         self._undecided_bytes = 0
         self._due: deque[Parcel | _Deletion] = deque()
         self._due_bytes = 0
+        self._put = self._taken = 0
+        """Number of all that was due ever, and of those that are done."""
         self._entries: dict[str, Entries] = {}
         """Entries of the registrations that are kept."""
         self._lacking: set[str] = set()
@@ -103,7 +114,14 @@ class VolunteerKeeping:
 
     def start(self) -> None:
         """Begin."""
+        self._store.precede(self._wait_taken)
         self._thread.start()
+
+    def _wait_taken(self, seconds: float) -> bool:
+        """Wait until all that is due by now is done; False: it is not, within so many seconds."""
+        with self._changed:
+            up_to = self._put
+            return self._changed.wait_for(lambda: self._taken >= up_to or self._is_stopping, seconds)
 
     def wait(self, uid: str, parcel: Parcel, now: float) -> None:
         """An object of a registration of which it is not decided whether it is kept. The oldest of all give way."""
@@ -148,7 +166,8 @@ class VolunteerKeeping:
             if has_room:
                 self._due.append(parcel)
                 self._due_bytes += _cost(parcel)
-                self._changed.notify()
+                self._put += 1
+                self._changed.notify_all()
             else:
                 self.left_out += 1
                 self._lacking.add(uid)
@@ -174,7 +193,8 @@ class VolunteerKeeping:
             if has_room:
                 self._due.append(deletion)
                 self._due_bytes += _cost(deletion)
-                self._changed.notify()
+                self._put += 1
+                self._changed.notify_all()
             else:
                 self.left_out += len(ids)
         if not has_room:
@@ -187,7 +207,7 @@ class VolunteerKeeping:
         """End, when what is due is kept, or after some seconds."""
         with self._changed:
             self._is_stopping = True
-            self._changed.notify()
+            self._changed.notify_all()
         if self._thread.is_alive():
             self._thread.join(STOP_SECONDS)
 
@@ -203,7 +223,11 @@ class VolunteerKeeping:
             is_done = True
             with guarded("volunteer"):
                 is_done = self._done(some, entries)
-            if not is_done and not self._put_back(some):
+            if is_done:
+                with self._changed:
+                    self._taken += len(some)
+                    self._changed.notify_all()
+            elif not self._put_back(some):
                 return
 
     def _put_back(self, some: Sequence[Parcel | _Deletion]) -> bool:

@@ -45,7 +45,7 @@ class _OtherNode:
     wanted: Wanted = EVERYTHING
     is_here: bool = True
     is_awaited: bool = True
-    """What is said now may reach it, should it come back: objects live so long."""
+    """Something that is said now may reach it, should it come back: objects live so long."""
 
 
 @dataclass(slots=True)

@@ -47,8 +47,27 @@ TYPES_TOLD_MOST: Final = 4_096
 """Characters of the names of all types that lookup services are told."""
 IDS_AT_ONCE: Final = 1_000
 ANSWER_BYTES: Final = 1 << 20
+ARRIVAL_SECONDS: Final = 10.0
+"""For what comes from elsewhere to be here."""
 ANSWER_SECONDS: Final = 60.0
 """For the next answer: the archive reads through what is not indexed."""
+
+
+class Arrivals:
+    """Objects that are on their way into an archive beside the delegate's pipeline."""
+
+    def __init__(self) -> None:
+        self._waits: list[Callable[[float], bool]] = []
+
+    def add(self, wait: Callable[[float], bool]) -> None:
+        """One more way. `wait` returns when what was on it is in the archive; False: it is not, within so many
+        seconds."""
+        self._waits.append(wait)
+
+    def wait(self) -> None:
+        """Return when all that was on its way is there. Raises StorageError."""
+        if not all(wait(ARRIVAL_SECONDS) for wait in self._waits):
+            raise StorageError("the archive has not accepted yet what came from other nodes")
 
 
 class Archiving:
@@ -62,8 +81,7 @@ class Archiving:
         wall: Callable[[], float] = time.time,
         beside: LargePayloads | None = None,
     ) -> None:
-        """Positions go on behind those of the archive. `beside`: where payloads are that are too large for memory;
-        None: such objects are refused."""
+        """Positions go on behind the archive's. `beside`: place of payloads too large for memory; None: refuse them."""
         self.keeping: Final = keeping
         self._buffers = buffers
         buffers.position = max(buffers.position, keeping.end)
@@ -81,6 +99,7 @@ class Archiving:
         """Entries of registrations, as they were when they were looked at."""
         self.is_wanted: Callable[[Entries], bool] = lambda _: False
         """Whether a durable subscription waits for a registration of those entries."""
+        self.arrivals: Final = Arrivals()
         self._beside = beside
         if beside is not None:
             beside.follow(self._ids)

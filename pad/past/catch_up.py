@@ -211,6 +211,7 @@ class ArchiveCatchUp(ArchiveFeed):
         subscription = self.subscription
         try:
             if state is CatchUpState.BEHIND:
+                self._archive.arrivals.wait()
                 self._archive.here(self._arm)
             self._archive.wait_synced(self.target)
             self._revision = subscription.revision & ~1  # one that is being amended is asked for again

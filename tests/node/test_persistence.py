@@ -55,6 +55,7 @@ class Store:
         self.archiving = Archiving(MemoryKeeping(), RecentBuffers(10.0, 64 << 20))  # type: ignore[arg-type]
         self._deletions = ArchiveDeletions(self.archiving)
         self.archived: set[str] = set()
+        self.arrivals: list[Callable[[float], bool]] = []
         self.fails = 0
         self.goes = threading.Event()
         self.goes.set()
@@ -71,6 +72,10 @@ class Store:
 
     def archives(self, uid: str) -> bool:
         return uid in self.archived
+
+    def precede(self, wait: Callable[[float], bool]) -> None:
+        self.arrivals.append(wait)
+        self.archiving.arrivals.add(wait)
 
     def ids(self) -> set[str]:
         found = self.archiving.answers(HistoryQuery(scopes=(Scope(TRACK),)))
@@ -518,6 +523,20 @@ def test_the_last_objects_of_what_others_keep_wait_for_some_time(
     keeping.begin(UID, ())
 
     eventually(lambda: store.ids() == ids(2, 3))
+
+
+def test_who_reads_the_past_waits_for_what_had_come_before(keeping: VolunteerKeeping, store: Store) -> None:
+    # Given an object that the disk has not taken yet
+    store.goes.clear()
+    keeping.begin(UID, ())
+    keeping.keep(UID, parcel(1))
+    # When the past is to be read, expect to wait
+    [wait] = store.arrivals
+    assert not wait(0.01)
+    store.goes.set()
+    store.archiving.arrivals.wait()
+    # and to find it there
+    assert store.ids() == ids(1)
 
 
 def test_a_disk_that_is_full_is_tried_again(

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from keeping import MemoryKeeping
 
-from jbi_pubsub import Config, PublisherAdapterLight
+from jbi_pubsub import Config, InfoObject, PublisherAdapterLight
 from jbi_pubsub.core.config import ArchiveSection, PolicySection, QosSection
 from jbi_pubsub.core.errors import (
     AccessDeniedError,
@@ -24,7 +24,17 @@ from jbi_pubsub.core.errors import (
     StorageError,
 )
 from jbi_pubsub.core.history import KeepRule
-from jbi_pubsub.core.info_object import Cause, Head, Parcel, SchemaBundle, TypeName, object_id_of, pack
+from jbi_pubsub.core.info_object import (
+    Cause,
+    Head,
+    Parcel,
+    Platform,
+    SchemaBundle,
+    TypeName,
+    object_id_of,
+    pack,
+    packed,
+)
 from jbi_pubsub.pad.egress.session import Deliveries
 from jbi_pubsub.pad.ingress.stages import Stages
 from jbi_pubsub.pad.matching.recent import RecentBuffers
@@ -375,6 +385,32 @@ def test_nothing_is_done_before_it_is_on_disk(
     assert keeping.synced == 3
     assert pad.status()["archive"]["position"] == 3
     assert pad.status()["registrations"][0]["persist"] is True
+
+
+def test_what_is_on_its_way_to_the_archive_comes_to_who_begins_in_the_past(
+    archived: Federation, figures: Figures
+) -> None:
+    # Given an object of another node that is not in the archive yet, which refuses it once
+    archived.lookup()
+    archive = archived.pad()._stages.archive
+    assert archive is not None
+    metadata = figures.figure_1
+    at = Platform(1.0, "registration-far", 1, len(metadata), 0)
+    parcel = packed(InfoObject("0" * 32, TypeName("mil.af.rl.jbi.Intel_Imagery", "1.0"), metadata, b"", at)).in_memory()
+    tries: list[float] = []
+
+    def arrive(seconds: float) -> bool:
+        tries.append(seconds)
+        return len(tries) > 1 and archive.take_in([parcel], {}).kept == 1
+
+    archive.arrivals.add(arrive)
+    begun(archived, figures)
+    # When a subscription begins with all that is there
+    subscriber = archived.subscriber()
+    uid = subscriber.register_subscriber(type_name="Intel_Imagery", start="all")
+    # Expect it to wait for that
+    found = subscriber.receive(uid, 60.0)
+    assert (found and found.object_id, len(tries)) == ("0" * 32, 2)
 
 
 @pytest.mark.parametrize("mode", ["off", "on"])
