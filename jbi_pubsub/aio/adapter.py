@@ -13,8 +13,8 @@ import asyncio
 import functools
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, Self, TypeVar
 
@@ -117,6 +117,22 @@ class AsyncAdapter(Generic[A]):
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, functools.partial(call, *given, **named))
 
+    async def _made(self, undo: Callable[[R], object], call: Callable[P, R], *given: P.args, **named: P.kwargs) -> R:
+        """The same for a call that makes something: of one that is cancelled nothing stays, as `undo` is done with what
+        comes of it."""
+        self._adapter()
+        making = self._threads.submit(functools.partial(call, *given, **named))
+        try:
+            return await asyncio.wrap_future(making)
+        except asyncio.CancelledError:
+            making.add_done_callback(functools.partial(self._undo, undo))
+            raise
+
+    def _undo(self, undo: Callable[[R], object], made: Future[R]) -> None:
+        if not made.cancelled() and made.exception() is None:
+            with suppress(RuntimeError):  # the adapter is closed, and all that it had
+                self._threads.submit(undo, made.result())
+
     async def _call_in_turns(self, call: Callable[[float], int], count: int, timeout: float) -> int:
         """The number that `call(seconds)` gives, as soon as it is `count`, or after `timeout` seconds. One that is
         cancelled leaves its thread soon."""
@@ -145,6 +161,20 @@ def awaited(
     @functools.wraps(call)
     async def made(self: AsyncAdapter[Any], /, *given: P.args, **named: P.kwargs) -> R:
         return await self._call(call, self._adapter(), *given, **named)
+
+    return made
+
+
+def making(
+    call: Callable[Concatenate[Any, P], R], undo: Callable[[Any, R], object]
+) -> Callable[Concatenate[AsyncAdapter[Any], P], Coroutine[Any, Any, R]]:
+    """The same for a method that makes something: `undo(adapter, result)` is done with what comes of one that is
+    cancelled, which nobody could reach."""
+
+    @functools.wraps(call)
+    async def made(self: AsyncAdapter[Any], /, *given: P.args, **named: P.kwargs) -> R:
+        adapter = self._adapter()
+        return await self._made(functools.partial(undo, adapter), call, adapter, *given, **named)
 
     return made
 

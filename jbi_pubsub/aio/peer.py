@@ -7,7 +7,7 @@ from functools import partial
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.publisher import PublisherAdapter, RegistrationUid
 
-from .adapter import AsyncAdapter, awaited, ended
+from .adapter import AsyncAdapter, awaited, ended, making
 
 
 class AsyncPublisherAdapter(AsyncAdapter[PublisherAdapter]):
@@ -18,7 +18,7 @@ class AsyncPublisherAdapter(AsyncAdapter[PublisherAdapter]):
         """Opens nothing yet: see `open`, and PublisherAdapter."""
         super().__init__(lambda: PublisherAdapter(config), "peer")
 
-    register_publisher = awaited(PublisherAdapter.register_publisher)
+    register_publisher = making(PublisherAdapter.register_publisher, PublisherAdapter.unregister_publisher)
     publish = awaited(PublisherAdapter.publish)
     publish_many = awaited(PublisherAdapter.publish_many)
     unregister_publisher = ended(PublisherAdapter.unregister_publisher)

@@ -18,7 +18,7 @@ from jbi_pubsub.publisher import PublisherAdapterLight, RegistrationUid
 from jbi_pubsub.publisher.payloads import Payload
 from jbi_pubsub.publisher.publication import metadata_bytes
 
-from .adapter import AsyncAdapter, awaited, ended, until_set, woken
+from .adapter import AsyncAdapter, awaited, ended, making, until_set, woken
 
 AT_HAND_BYTES: Final = 1 << 16
 """Metadata or payload up to that size is looked at in the loop; what is larger, or in a file, is made ready by a
@@ -71,8 +71,8 @@ class AsyncPublisherAdapterLight(AsyncAdapter[_OpenPublisher]):
         self._orders: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """Registrations of which something waits to be published, in the order of the calls."""
 
-    connect_to_delegate = awaited(PublisherAdapterLight.connect_to_delegate)
-    register_publisher = awaited(PublisherAdapterLight.register_publisher)
+    connect_to_delegate = making(PublisherAdapterLight.connect_to_delegate, PublisherAdapterLight.disconnect)
+    register_publisher = making(PublisherAdapterLight.register_publisher, PublisherAdapterLight.unregister_publisher)
     unregister_publisher = ended(PublisherAdapterLight.unregister_publisher)
     disconnect = ended(PublisherAdapterLight.disconnect)
     flush = awaited(PublisherAdapterLight.flush)

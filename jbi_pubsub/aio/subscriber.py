@@ -12,10 +12,10 @@ from typing import Unpack
 from jbi_pubsub.core.arguments import checked
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.info_object import InfoObject
-from jbi_pubsub.subscriber import Conditions, QueryListener, SubscriberAdapter, SubscriptionUid
+from jbi_pubsub.subscriber import Conditions, Query, QueryListener, SubscriberAdapter, SubscriptionUid
 from jbi_pubsub.subscriber.queue import ObjectQueue
 
-from .adapter import AsyncAdapter, awaited, ended, until_set, woken
+from .adapter import AsyncAdapter, awaited, ended, making, until_set, woken
 from .query import AsyncQuery
 
 log = logging.getLogger("jbi_pubsub.aio")
@@ -27,6 +27,11 @@ class _OpenSubscriber(SubscriberAdapter):
     def queue(self, subscription: SubscriptionUid) -> ObjectQueue:
         """Raises UnknownUidError, AdapterStateError."""
         return self._find(subscription).queue
+
+    def let_go(self, subscription: SubscriptionUid) -> None:
+        """Cancel it, as nobody knows its id. Of a durable one that would end its place: it stands until we close."""
+        if not self._find(subscription).request.durable:
+            self.cancel_subscription(subscription)
 
 
 async def _await_object(queue: ObjectQueue, deadline: float | None, *, is_held: bool) -> InfoObject | None:
@@ -79,7 +84,7 @@ class AsyncSubscriberAdapter(AsyncAdapter[_OpenSubscriber]):
         """Opens nothing yet: see `open`, and SubscriberAdapter."""
         super().__init__(lambda: _OpenSubscriber(config, name=name), name or "subscriber")
 
-    register_subscriber = awaited(SubscriberAdapter.register_subscriber)
+    register_subscriber = making(SubscriberAdapter.register_subscriber, _OpenSubscriber.let_go)
     amend_subscription = awaited(SubscriberAdapter.amend_subscription)
     cancel_subscription = ended(SubscriberAdapter.cancel_subscription)
     pause = awaited(SubscriberAdapter.pause)
@@ -138,7 +143,8 @@ class AsyncSubscriberAdapter(AsyncAdapter[_OpenSubscriber]):
         self, type_name: str | None = None, *, listener: QueryListener | None = None, **conditions: Unpack[Conditions]
     ) -> AsyncQuery:
         """Ask all archives: see SubscriberAdapter.open_query. Use it in `async with`, and iterate it."""
-        query = await self._call(self._adapter().open_query, type_name, listener=listener, **conditions)
+        opening = self._adapter().open_query
+        query = await self._made(Query.cancel, opening, type_name, listener=listener, **conditions)
         return AsyncQuery(query, self)
 
     async def query(self, type_name: str | None = None, **conditions: Unpack[Conditions]) -> AsyncIterator[InfoObject]:

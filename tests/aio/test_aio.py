@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ from jbi_pubsub.core.config import ArchiveSection
 from jbi_pubsub.core.errors import AdapterStateError, ArgumentError, BackPressureError, MetadataError, UnknownUidError
 from jbi_pubsub.core.info_object import ObjectAttributes
 from jbi_pubsub.publisher import lanes
+from jbi_pubsub.publisher.connection import DelegateConnection
+from jbi_pubsub.publisher.registrations import RemoteRegistrations
+from jbi_pubsub.subscriber.table import SubscriptionTable
 
 pytestmark = pytest.mark.processes
 TYPE = "Intel_Imagery"
@@ -166,6 +170,64 @@ def test_many_at_once_keep_their_place_among_single_ones_and_are_published_thoug
             assert [obj.payload for obj in got if obj is not None] == payloads
             assert [obj.object_id for obj in got[:302] if obj is not None] == [ids[0], *ids[1], ids[2]]
 
+    asyncio.run(run())
+
+
+def test_of_a_call_that_is_cancelled_nothing_stays(
+    federation: Any, monkeypatch: pytest.MonkeyPatch, eventually: Any
+) -> None:
+    # Given a delegate that takes a publisher, its registrations and subscriptions, each when it is let go
+    begun, go, done = asyncio.Event(), threading.Event(), threading.Event()
+
+    def late(call: Any) -> Any:
+        def made(*given: Any, **named: Any) -> Any:
+            loop.call_soon_threadsafe(begun.set)
+            assert go.wait(60.0)
+            call(*given, **named)
+            done.set()
+
+        return made
+
+    async def cancelled(call: Any) -> None:
+        begun.clear()
+        go.clear()
+        done.clear()
+        task = asyncio.create_task(call)
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        go.set()
+        await asyncio.to_thread(done.wait, 60.0)
+
+    async def run() -> None:
+        nonlocal loop
+        loop = asyncio.get_running_loop()
+        pad = federation.pad()
+        async with (
+            AsyncSubscriberAdapter(federation.config) as watch,
+            AsyncPublisherAdapterLight(federation.config) as light,
+        ):
+            delegate = await light.connect_to_delegate("alpha")
+            with monkeypatch.context() as patch:
+                for kind, method in (
+                    (DelegateConnection, "open"),
+                    (RemoteRegistrations, "register"),
+                    (SubscriptionTable, "add"),
+                ):
+                    patch.setattr(kind, method, late(getattr(kind, method)))
+                # When each call is cancelled before that
+                await cancelled(light.connect_to_delegate("alpha"))
+                await cancelled(light.register_publisher(delegate, type_name="t", validate=False))
+                await cancelled(watch.register_subscriber(type_name="t"))
+            # Expect the delegate to have the one publisher only, and nothing to stand here that nobody could reach
+            await asyncio.to_thread(eventually, lambda: len(pad.status().publishers) == 1)
+            await asyncio.to_thread(eventually, lambda: not pad.status().registrations)
+            await asyncio.to_thread(eventually, lambda: not watch._inner.status()["subscriptions"])
+            await asyncio.to_thread(eventually, lambda: list(light._inner.status()["delegates"]) == [delegate])
+            await asyncio.to_thread(eventually, lambda: not light._inner.status()["registrations"])
+
+    loop: Any = None
     asyncio.run(run())
 
 
