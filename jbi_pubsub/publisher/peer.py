@@ -131,7 +131,8 @@ class PublisherAdapter(PublishingAdapter):
         attributes: ObjectAttributes | None = None,
     ) -> str:
         """Publish an object; its id. It is in its subscribers' queues when this returns. `attributes`: quality of
-        service of this object alone.
+        service of this object alone. A call that Ctrl-C ends may stop deliveries for good, as the delegate's work is
+        done on the caller's thread: who goes on after Ctrl-C publishes from another thread than the main one.
 
         Raises UnknownUidError, MetadataError (path of the element), InvariantError, OversizeError, StorageError (it was
         to be archived; nobody has it, or, where it says so, subscribers have), ConfigurationError (attributes out of
