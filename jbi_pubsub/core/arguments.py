@@ -7,6 +7,7 @@ Rules:
 - A listener or function is looked at too: one that can't be called with what it would be called with is refused, as
   every object would be lost in it; and one that does nothing when it is called, as an `async def` or a generator.
   `called` finds those that nobody can know before.
+- A value of a type that is derived from str, bytes or float is taken as one of that.
 - Text and numbers have to be fit for their use: no half of a surrogate pair, no NaN, nothing to wait for longer than a
   year.
 
@@ -21,6 +22,7 @@ import inspect
 import types
 import typing
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from enum import Enum
 from pathlib import Path
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Final, Literal, NewType, ParamSpec, Protocol, TypeVar
@@ -62,6 +64,8 @@ LARGEST: Final = 31_536_000
 
 SHOWN: Final = 60
 """Characters of a wrong value that a message shows."""
+
+_BASIC: Final = (str, bytes, float)
 
 MADE: Final = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 """Marks of code whose call only makes what is to be awaited or iterated."""
@@ -198,15 +202,15 @@ def checked(call: Callable[P, R]) -> Callable[P, R]:
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     spoken = call.__qualname__.removesuffix(".__init__")
     rules: dict[str, _Rule] = {}
-    known: dict[tuple[object, ...], list[tuple[str, int | None, _Rule]]] = {}
+    known: dict[tuple[object, ...], tuple[list[tuple[str, int | None, _Rule]], bool]] = {}
     """By the types of the arguments in order, then names and types of those that are given by name: the name, place
-    and rule of each of which not every value of its type fits."""
+    and rule of each of which not every value of its type fits; and whether one is of a derived type."""
 
     @functools.wraps(call)
     def made(*given: P.args, **named: P.kwargs) -> R:
         nonlocal rules
         kinds = (*map(type, given), *named, *map(type, named.values()))
-        doubtful = known.get(kinds)
+        doubtful, has_derived = known.get(kinds, (None, False))
         if doubtful is None:
             rules = rules or rules_of(call)  # at first use: annotations may name what is defined later
             places: list[tuple[str, int | None]] = [*zip(rules, range(bound, len(given)), strict=False)]
@@ -215,13 +219,26 @@ def checked(call: Callable[P, R]) -> Callable[P, R]:
                 raise TypeError(f"{call.__qualname__}() got an unexpected keyword argument {unknown!r}")
             values = ((name, at, named[name] if at is None else given[at]) for name, at in places)
             doubtful = [(name, at, rules[name]) for name, at, value in values if type(value) not in rules[name].exact]
+            has_derived = any(type(each) is not type(_basic(each)) for each in (*given, *named.values()))
         for name, at, rule in doubtful:
             _check(spoken, name, named[name] if at is None else given[at], rule)
         if len(known) < MAX_KNOWN:
-            known[kinds] = doubtful
+            known[kinds] = doubtful, has_derived
+        if has_derived:
+            return call(*map(_basic, given), **{name: _basic(each) for name, each in named.items()})  # type: ignore[arg-type]  # the same, but for the type
         return call(*given, **named)
 
     return made
+
+
+def _basic(value: object) -> object:
+    """A value of a type that is derived from str, bytes or float, as one of that: numpy has such, and no encoder takes
+    them. Enumerations stay."""
+    if type(value) in _BASIC or not isinstance(value, _BASIC) or isinstance(value, Enum):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    return bytes(memoryview(value)) if isinstance(value, bytes) else float(value)
 
 
 def _check(spoken: str, name: str, value: object, rule: _Rule) -> None:

@@ -47,6 +47,8 @@ class FrameSocket(StreamSocket):
         """Seconds in which it has to be written to."""
         self._alive_at = time.monotonic()
         self._got = bytearray()
+        self._frames: list[bytes] = []
+        """Those that have come whole and are not taken: whoever reads may be interrupted, and nothing is to be lost."""
 
     def write(self, entries: list[msgspec.Raw]) -> None:
         """A frame, however long the RTI lets it wait; for one thread at a time. Raises WireError."""
@@ -59,19 +61,23 @@ class FrameSocket(StreamSocket):
         return time.monotonic() - self._alive_at > self.lease / 3
 
     def read(self, timeout: float) -> list[Said]:
-        """All that has come, or comes within `timeout` seconds; for one thread at a time. Raises WireError, OSError."""
+        """All that has come and is not taken, or comes within `timeout` seconds; for one thread at a time. Raises
+        WireError, OSError."""
+        if self.has_more(0.0 if self._frames else timeout):
+            with self._use:
+                data = received(self._sock)
+            if data == b"" and not self._frames:
+                raise WireError("the RTI has ended the connection")
+            self._got += data or b""
+            self._frames += whole_frames(self._got, 4 * FRAME_MOST)
         said: list[Said] = []
-        if not self.has_more(timeout):
-            return said
-        with self._use:
-            data = received(self._sock)
-        if data == b"":
-            raise WireError("the RTI has ended the connection")
-        self._got += data or b""
-        for frame in whole_frames(self._got, 4 * FRAME_MOST):
-            more: list[Said] = decoded(_SAID, frame, "frame of an RTI")
-            said.extend(more)
+        for frame in self._frames:
+            said.extend(decoded(_SAID, frame, "frame of an RTI"))
         return said
+
+    def take(self) -> None:
+        """What was read last is where nothing is lost."""
+        self._frames.clear()
 
 
 class FederateLink:
@@ -276,10 +282,11 @@ class FederateLink:
             else:
                 callbacks.append((word, tuple(map(_fixed, value))))
         with self._changed:
-            self._inbox.extend(callbacks)
             for ticket, word, value in answers:
                 if ticket in self._answers:
                     self._answers[ticket] = word, _fixed(value) if word == "" else value
+            self._inbox.extend(callbacks)
+            self._socket.take()
             self._changed.notify_all()
         if lost:
             self._lose(lost)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from enum import StrEnum
 from typing import Any
 
 import pytest
@@ -38,3 +39,43 @@ def test_what_python_refuses_it_refuses_itself() -> None:
         wait("a", cuont=1)  # type: ignore[call-arg]  # the same
     with pytest.raises(TypeError, match="positional"):
         wait("a", 1.0, 2)  # type: ignore[call-arg]  # the same
+
+
+class Text(str):
+    """As numpy's str_ is one."""
+
+    __slots__ = ()
+
+
+class Bytes(bytes):
+    """As numpy's bytes_ are."""
+
+
+class Number(float):
+    """As numpy's float64 is one."""
+
+
+class Word(StrEnum):
+    """One of a few."""
+
+    ONE = "one"
+
+
+@checked
+def kinds(text: str, data: bytes, number: float = 0.0) -> tuple[type, ...]:
+    """The types that it was given."""
+    return type(text), type(data), type(number)
+
+
+def test_values_of_derived_types_are_given_on_as_those_that_are_encoded() -> None:
+    # Given, when: calls by place and by name, of exact types and derived ones by turns
+    for _ in range(2):
+        assert kinds("a", b"b", 1.0) == (str, bytes, float)
+        # Expect the same call
+        assert kinds(Text("a"), Bytes(b"b"), number=Number(1)) == (str, bytes, float)
+        assert kinds(data=Bytes(b"b"), text="a") == (str, bytes, float)
+        assert kinds(Word.ONE, b"b") == (Word, bytes, float)
+    assert wait(Text("a"), Number(2.5)) == "a 2.5 1"
+    # and that they are looked at as others are
+    with pytest.raises(ArgumentError, match="timeout"):
+        wait(Text("a"), Number(math.nan))

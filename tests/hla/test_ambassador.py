@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from jbi_pubsub.hla import connection
 from jbi_pubsub.hla.connection import FederateLink, FrameSocket
 from jbi_pubsub.hla.sessions import FRAME_MOST, LENGTH, whole_frames
 
@@ -76,3 +77,31 @@ def test_an_answer_for_who_is_told_of_callbacks_waits_for_no_pause(
     assert not any(pauses.seconds)
     assert len(reads) <= CALLS + 1
     assert all(reads)
+
+
+def test_what_came_is_there_though_whoever_reads_it_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given callbacks in several frames, which the caller reads himself
+    near, far = socket.socketpair()
+    monkeypatch.setattr(FederateLink, "_run", lambda self: None)  # noqa: ARG005
+    link = FederateLink(near)
+    for begin in range(0, 100, 20):
+        body = msgspec.msgpack.encode([(0, "told", [number]) for number in range(begin, begin + 20)])
+        far.sendall(LENGTH.pack(len(body)) + body)
+    # When Ctrl-C comes somewhere in the middle of each reading
+    left = [7, 55, 93]
+    fixed = connection._fixed
+
+    def interrupted(value: Any) -> Any:
+        if left and left[0] == value:
+            del left[0]
+            raise KeyboardInterrupt
+        return fixed(value)
+
+    monkeypatch.setattr(connection, "_fixed", interrupted)
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            link.taken(1, 5.0)
+    # Expect each of them once, in order
+    assert link.taken(200, 5.0) == [("told", (number,)) for number in range(100)]
+    link.close()
+    far.close()
