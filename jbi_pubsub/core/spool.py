@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Final, cast
+from typing import Any, BinaryIO, Final, NoReturn, cast
 
 from .errors import BackPressureError, JbiError, OversizeError, StorageError
 
@@ -129,6 +129,9 @@ class SpooledPayload:
 
     def __del__(self) -> None:
         self._close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a payload in a file can't be copied or pickled: read it, and copy what was read")
 
     @property
     def cost(self) -> int:
