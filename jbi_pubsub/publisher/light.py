@@ -350,11 +350,12 @@ def _queue(
     attributes: ObjectAttributes | None = None,
 ) -> list[str]:
     with publication.lock:
+        before = publication.sequence
         try:
             parcels = publication.next_objects(run, attributes)
             connection.publish(publication, parcels, seconds)
         except BaseException:  # a signal's handler, too
-            publication.sequence = connection.queue.queued(publication.number)  # others' numbers are used again
+            publication.sequence = max(before, connection.queue.queued(publication.number))  # others' are used again
             raise
     prefix, first = prefix_of(publication.uid), parcels[0].head.sequence
     return [numbered(prefix, number) for number in range(first, first + len(parcels))]
