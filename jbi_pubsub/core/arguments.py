@@ -225,7 +225,8 @@ def checked(call: Callable[P, R]) -> Callable[P, R]:
         if len(known) < MAX_KNOWN:
             known[kinds] = doubtful, has_derived
         if has_derived:
-            return call(*map(_basic, given), **{name: _basic(each) for name, each in named.items()})  # type: ignore[arg-type]  # the same, but for the type
+            alike: Any = call
+            return typing.cast("R", alike(*map(_basic, given), **{name: _basic(each) for name, each in named.items()}))
         return call(*given, **named)
 
     return made

@@ -180,7 +180,7 @@ class Domain:
         that came since somebody listened under it, where delegates have archives. Raises PredicateError,
         LookupNotFoundError, and AdapterStateError for a durable one that is open here."""
         return self._subscriber.register_subscriber(
-            type_name=type_, predicate=constraint, language="tcl", schema=SCHEMA, durable=durable,
+            type_name=type_, version="1.0", predicate=constraint, language="tcl", schema=SCHEMA, durable=durable,
             listener=lambda subscription, obj: listener(obj),  # noqa: ARG005  # the listener's form
         )  # fmt: skip
 

@@ -72,11 +72,12 @@ class FrameSocket(StreamSocket):
             self._frames += whole_frames(self._got, 4 * FRAME_MOST)
         said: list[Said] = []
         for frame in self._frames:
-            said.extend(decoded(_SAID, frame, "frame of an RTI"))
+            more: list[Said] = decoded(_SAID, frame, "frame of an RTI")
+            said.extend(more)
         return said
 
     def take(self) -> None:
-        """What was read last is where nothing is lost."""
+        """Forget all that was read last: it is where nothing is lost."""
         self._frames.clear()
 
 

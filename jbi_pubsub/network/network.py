@@ -11,13 +11,13 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, NamedTuple
 
 from jbi_pubsub.core.errors import BackPressureError, ProtocolError
+from jbi_pubsub.core.fault_counts import FaultCounts
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.pacing import TokenBucket
 from jbi_pubsub.core.sealing import DatagramSealing, Unsealed
 from jbi_pubsub.network.datagram import DatagramKind, is_repair, kind_of
 from jbi_pubsub.network.deliveries import NetworkDeliveries
 from jbi_pubsub.network.exchange import Exchange, ExchangeSettings
-from jbi_pubsub.network.faults import FaultCounts
 from jbi_pubsub.network.links.link import DatagramLink
 from jbi_pubsub.network.links.waiting import LinkWaiter
 from jbi_pubsub.network.message import NodeMessage

@@ -24,11 +24,11 @@ import msgspec
 
 from jbi_pubsub.bridge.platform import BridgedRegistration, ObjectReceiver
 from jbi_pubsub.core.errors import BackPressureError, ProtocolError, UnknownUidError
+from jbi_pubsub.core.fault_counts import FaultCounts
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import InfoObject, Parcel, SchemaBundle, TypeName
 from jbi_pubsub.core.node_sections import NodeSection
 from jbi_pubsub.network.datagram import DatagramKind, DatagramMode
-from jbi_pubsub.network.faults import FaultCounts
 from jbi_pubsub.network.message import NodeMessage
 from jbi_pubsub.network.peers import NodePeer, PeerChange
 from jbi_pubsub.protocol.remote import RemoteAnswers, RemoteArchive

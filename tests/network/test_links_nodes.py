@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from jbi_pubsub.core.fault_counts import FAULTS_MOST
 from jbi_pubsub.network.datagram import DATA_MOST, Datagram, DatagramKind, DatagramMode, packed
 from jbi_pubsub.network.exchange import ExchangeSettings
-from jbi_pubsub.network.faults import FAULTS_MOST
 from jbi_pubsub.network.links.link import DatagramLink
 from jbi_pubsub.network.links.local import LocalLink
 from jbi_pubsub.network.links.tcp import TcpLink

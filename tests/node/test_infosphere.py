@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from jbi_pubsub.bridge.platform import BridgedRegistration
+from jbi_pubsub.core.fault_counts import FAULTS_MOST
 from jbi_pubsub.core.info_object import InfoObject, Platform, SchemaBundle, TypeName, packed
 from jbi_pubsub.core.node_sections import NodeSection
 from jbi_pubsub.network.datagram import DatagramKind, DatagramMode
-from jbi_pubsub.network.faults import FAULTS_MOST
 from jbi_pubsub.network.message import NodeMessage
 from jbi_pubsub.network.peers import NodePeer
 from jbi_pubsub.node import ordering, remote, schemas, words

@@ -94,10 +94,16 @@ def test_an_unknown_language_is_refused_also_without_a_predicate(
         federation.subscriber().register_subscriber(type_name="a", language="xql")
 
 
-def test_a_template_that_no_lookup_service_watches_for_is_refused_at_the_call(federation: Any, figures: Any) -> None:
+def test_a_template_that_no_lookup_service_watches_for_is_refused_at_the_call(federation: Any) -> None:
+    # Given a template of more bytes than an item may have
     federation.pad()
+    schema = """<xs:schema xmlns:xs="http://www.w3.org/2001/XMLSchema"><xs:element name="r">
+      <xs:complexType><xs:sequence><!-- invariant --><xs:element name="point" type="xs:string" maxOccurs="unbounded"/>
+      </xs:sequence></xs:complexType></xs:element></xs:schema>"""
+    points = "".join(f"<point>{number:01000}</point>" for number in range(BOUNDS.item_bytes // 1_000))
+    # When somebody subscribes by it, expect a refusal
     with pytest.raises(OversizeError):
-        federation.subscriber().register_subscriber(type_name="x" * (BOUNDS.item_bytes + 1))
+        federation.subscriber().register_subscriber(f"<r>{points}</r>", schema=schema, type_name="track")
 
 
 @pytest.fixture

@@ -132,14 +132,14 @@ def test_what_can_not_be_set_is_told_and_leaves_file_and_force_as_they_were(
         ("policy.imagery.when", "size > '1 KB'; import os", "when"),
         ("\x1b[31m.x", "1", "is not a path"),
     ):
-        _, err = said("set", key, value, "--at", pad.address, code=2)
+        _, err = said("set", key, value, "--at", pad.address, code=1)
         assert why in err
         assert "\x1b" not in err
     assert path.read_text() == before
     assert qos(pad)["version"] == 1
     # Nor can what is broken already, until people have mended it
     path.write_text("[space]\nstrategi = 1\n")
-    assert "policy.toml:2:1" in said("set", "space.shaping", "false", "--at", pad.address, code=2)[1]
+    assert "policy.toml:2:1" in said("set", "space.shaping", "false", "--at", pad.address, code=1)[1]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
@@ -148,7 +148,7 @@ def test_a_file_that_can_not_be_written_is_told_and_leaves_nothing_behind(
 ) -> None:
     path.parent.chmod(0o555)
     try:
-        assert "can't be written" in said("set", "space.shaping", "false", "--at", pad.address, code=2)[1]
+        assert "can't be written" in said("set", "space.shaping", "false", "--at", pad.address, code=1)[1]
     finally:
         path.parent.chmod(0o755)
     assert qos(pad)["shaping"] is True
@@ -162,7 +162,7 @@ def test_a_disk_that_is_full_is_told_and_leaves_nothing_behind(
 
     with monkeypatch.context() as context:
         context.setattr("jbi_pubsub.core.files.os.fsync", full)
-        assert "No space left" in said("set", "space.shaping", "false", "--at", pad.address, code=2)[1]
+        assert "No space left" in said("set", "space.shaping", "false", "--at", pad.address, code=1)[1]
     assert qos(pad)["shaping"] is True
     assert path.read_text() == RULES
 
@@ -223,7 +223,7 @@ def test_two_at_once_lose_nothing_of_each_other(pad: DisseminationServer, path: 
 
 def test_who_has_no_policy_file_says_who_to_ask(federation: Any, said: Told) -> None:
     plain = federation.pad()
-    assert "manages no quality of service" in said("set", "space.shaping", "false", "--at", plain.address, code=2)[1]
+    assert "manages no quality of service" in said("set", "space.shaping", "false", "--at", plain.address, code=1)[1]
     peer = federation.peer()
     _, err = said("set", "space.shaping", "false", "--at", peer._server.address, code=2)
     assert "is no policy manager, and no delegate" in err

@@ -236,7 +236,7 @@ def test_an_administrator_does_all_of_it_from_the_command_line(
         ]
         listed = json.loads(place.jbi("node", "sequences", *folder, "--json"))["registrations"]
         assert registration in [each["uid"] for each in listed]
-        assert "is in use: 1 registration here" in place.jbi("types", "remove", "order/1.0", code=2)
+        assert "is in use: 1 registration here" in place.jbi("types", "remove", "order/1.0", code=1)
     # When an object is deleted, Expect the others to be there
     place.jbi("archive", "delete", "--type", "order", "--predicate", "/order = 'drop'", "--yes")
     kept = [json.loads(line)["metadata"] for line in place.jbi("query", "--type", "order", "--json").splitlines()]

@@ -22,8 +22,8 @@ from contextlib import suppress
 from typing import Any, Final
 
 from jbi_pubsub.core.errors import ConfigurationError
+from jbi_pubsub.core.fault_counts import FaultCounts
 from jbi_pubsub.core.hosts import with_port
-from jbi_pubsub.network.faults import FaultCounts
 from jbi_pubsub.network.links.link import DATAGRAM_MOST, Waitable
 
 SENDING_MOST: Final = 1 << 20

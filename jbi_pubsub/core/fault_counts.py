@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Final
 
 FAULTS_MOST: Final = 100
-TEXT_MOST: Final = 60
+TEXT_MOST: Final = 100
 """Characters of a text."""
 REST: Final = "others"
 
