@@ -27,7 +27,7 @@ EXPIRED_MOST: Final = 1_000
 _PLACE: Final = Struct("!16s3Q")
 """Origin, epoch, stream and serial."""
 _SET_UP: Final = (
-    "PRAGMA journal_mode = OFF",  # what a crash leaves of it is of no use
+    "PRAGMA journal_mode = MEMORY",  # nothing outlives a crash; but what a full disk refuses is undone
     "PRAGMA synchronous = OFF",
     """CREATE TABLE blocks (number INTEGER PRIMARY KEY, origin BLOB NOT NULL, place BLOB NOT NULL UNIQUE,
        expires REAL NOT NULL, level INTEGER NOT NULL, data BLOB NOT NULL)""",
@@ -43,6 +43,9 @@ class DiskBlocks:
         """`most`: bytes. Raises StorageError."""
         self._path, self._most = path, most
         self._sizes: Counter[bytes] = Counter()
+        """Bytes of each origin."""
+        self.size = 0
+        """Bytes."""
         self._first_over = inf
         """When the first of them is over, or later."""
         self.failed = 0
@@ -50,11 +53,6 @@ class DiskBlocks:
         with storage_errors("blocks in", path, "Give the node a folder on a disk that it may write"):
             path.unlink(missing_ok=True)
             self._base = opened(path, self._set_up, timeout=0.0)
-
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        return self._sizes.total()
 
     def put(self, log_id: LogId, serial: int, block: HeldBlock) -> Iterator[tuple[LogId, int]]:
         """Keep one more; those that are given up for it, which may be itself."""
@@ -64,7 +62,7 @@ class DiskBlocks:
             added = self._base.execute(
                 "INSERT OR IGNORE INTO blocks (origin, place, expires, level, data) VALUES (?, ?, ?, ?, ?)", row
             )
-            self._sizes[log_id.origin] += size * added.rowcount
+            self._count_in(log_id.origin, size * added.rowcount)
             self._first_over = min(self._first_over, block.expires)
             while self.size > self._most:
                 largest = max(self._sizes, key=self._sizes.__getitem__)
@@ -112,10 +110,14 @@ class DiskBlocks:
         for place, size in rows.fetchall():
             *log_id, serial = _PLACE.unpack(place)
             found = LogId(*log_id)
-            self._sizes[found.origin] -= size + OVERHEAD
-            if not self._sizes[found.origin]:
-                del self._sizes[found.origin]
+            self._count_in(found.origin, -size - OVERHEAD)
             yield found, serial
+
+    def _count_in(self, origin: bytes, size: int) -> None:
+        self.size += size
+        self._sizes[origin] += size
+        if not self._sizes[origin]:
+            del self._sizes[origin]
 
     @contextmanager
     def _counted(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""A lookup service or a mail queue whose disk is full: a real file system with a bound, filled up."""
+"""A lookup service, a mail queue or a node's blocks whose disk is full: a real file system with a bound, filled up."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.lookup.client.proxy import EVERYTHING, EXPORTED, RegistrarProxy
 from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
+from jbi_pubsub.network.cache import HeldBlock
+from jbi_pubsub.network.disk import DiskBlocks
+from jbi_pubsub.network.log import LogId
 from jbi_pubsub.pad.mail.journal import Changes
 from jbi_pubsub.pad.mail.letters import Letter
 from jbi_pubsub.pad.mail.message import Content
@@ -259,3 +262,23 @@ def test_a_lookup_service_is_restarted_on_a_full_disk_and_found_and_watched_ther
     last = Served(start(*arguments))
     assert (last.id, last.names()) == (first.id, {"later"})
     last.registrar.close()
+
+
+def test_blocks_of_nodes_that_a_full_disk_does_not_take_are_given_up_and_all_others_are_there(small_disk: Path) -> None:
+    # Given blocks on a disk that has room for some thousand of them
+    disk, log_id = DiskBlocks(small_disk / "blocks.db", 100 * MEGABYTE), LogId(b"n" * 16, 1)
+
+    def block(serial: int) -> HeldBlock:
+        return HeldBlock(serial.to_bytes(8) * 170, float(serial), serial % 6)
+
+    # When more come, expect those that have no room to be given up, and counted
+    given_up = {each for serial in range(1, 10_001) for each in disk.put(log_id, serial, block(serial))}
+    assert 1_000 < len(given_up) == disk.failed < 9_000
+    # and each other one to be as it was put
+    for serial in range(1, 10_001):
+        assert disk.get(log_id, serial) == (None if (log_id, serial) in given_up else block(serial)), serial
+    # When some are over, expect room for as many
+    assert len(list(disk.expire(1_000.0))) == 1_000
+    assert [each for serial in range(20_001, 20_901) for each in disk.put(log_id, serial, block(serial))] == []
+    assert disk.get(log_id, 20_900) == block(20_900)
+    disk.close()

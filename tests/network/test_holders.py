@@ -88,6 +88,7 @@ def test_what_is_for_connected_nodes_is_freed_when_all_have_seen_it() -> None:
     # and that what is said from then on comes to it as well
     first.say(b"more", holders=Holders.UNTIL_SEEN)
     assert world.run(world.now + 5.0, lambda: [each.body for each in late.heard] == [b"more"])
+    assert world.run(world.now + 10.0, lambda: not _bytes(first))
 
 
 @pytest.mark.row("G-152")
