@@ -17,7 +17,7 @@ import logging
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
 from jbi_pubsub.core.errors import EntryError, JbiError, ProtocolError
@@ -26,7 +26,7 @@ from jbi_pubsub.core.history import TakenIn
 from jbi_pubsub.core.info_object import Parcel
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.pad.delegate.delegate import Delegate
-from jbi_pubsub.pad.past.archiving import Archiving
+from jbi_pubsub.pad.past.archiving import Archiving, ArrivalWay
 from jbi_pubsub.pad.past.deletions import ArchiveDeletions
 
 log = logging.getLogger("jbi_pubsub.node")
@@ -58,8 +58,8 @@ class NodeStore(Protocol):
         """Whether the delegate here keeps the objects of that registration itself, as they are relayed to it."""
         ...
 
-    def precede(self, wait: Callable[[float], bool]) -> None:
-        """Have whoever begins to read the past call that before; see Arrivals."""
+    def follow(self, way: ArrivalWay) -> None:
+        """Have whoever begins to read the past wait for what has come on that way."""
         ...
 
 
@@ -82,9 +82,9 @@ class DelegateStore:
         registration = self._delegate.tables.registrations.get(uid)
         return registration is not None and registration.persist
 
-    def precede(self, wait: Callable[[float], bool]) -> None:
+    def follow(self, way: ArrivalWay) -> None:
         """See NodeStore."""
-        self._archive.arrivals.add(wait)
+        self._archive.arrivals.append(way)
 
 
 class _Deletion(NamedTuple):
@@ -114,14 +114,16 @@ class VolunteerKeeping:
 
     def start(self) -> None:
         """Begin."""
-        self._store.precede(self._wait_taken)
+        self._store.follow(self)
         self._thread.start()
 
-    def _wait_taken(self, seconds: float) -> bool:
-        """Wait until all that is due by now is done; False: it is not, within so many seconds."""
-        with self._changed:
-            up_to = self._put
-            return self._changed.wait_for(lambda: self._taken >= up_to or self._is_stopping, seconds)
+    def due(self) -> int:
+        """See ArrivalWay."""
+        return self._put
+
+    def has_taken(self, number: int) -> bool:
+        """See ArrivalWay."""
+        return self._taken >= number or self._is_stopping or bool(self._trouble)
 
     def wait(self, uid: str, parcel: Parcel, now: float) -> None:
         """An object of a registration of which it is not decided whether it is kept. The oldest of all give way."""
@@ -167,7 +169,7 @@ class VolunteerKeeping:
                 self._due.append(parcel)
                 self._due_bytes += _cost(parcel)
                 self._put += 1
-                self._changed.notify_all()
+                self._changed.notify()
             else:
                 self.left_out += 1
                 self._lacking.add(uid)
@@ -194,7 +196,7 @@ class VolunteerKeeping:
                 self._due.append(deletion)
                 self._due_bytes += _cost(deletion)
                 self._put += 1
-                self._changed.notify_all()
+                self._changed.notify()
             else:
                 self.left_out += len(ids)
         if not has_room:
@@ -207,7 +209,7 @@ class VolunteerKeeping:
         """End, when what is due is kept, or after some seconds."""
         with self._changed:
             self._is_stopping = True
-            self._changed.notify_all()
+            self._changed.notify()
         if self._thread.is_alive():
             self._thread.join(STOP_SECONDS)
 
@@ -224,9 +226,7 @@ class VolunteerKeeping:
             with guarded("volunteer"):
                 is_done = self._done(some, entries)
             if is_done:
-                with self._changed:
-                    self._taken += len(some)
-                    self._changed.notify_all()
+                self._taken += len(some)
             elif not self._put_back(some):
                 return
 

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import lru_cache, partial
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -47,27 +47,18 @@ TYPES_TOLD_MOST: Final = 4_096
 """Characters of the names of all types that lookup services are told."""
 IDS_AT_ONCE: Final = 1_000
 ANSWER_BYTES: Final = 1 << 20
-ARRIVAL_SECONDS: Final = 10.0
-"""For what comes from elsewhere to be here."""
 ANSWER_SECONDS: Final = 60.0
 """For the next answer: the archive reads through what is not indexed."""
 
 
-class Arrivals:
-    """Objects that are on their way into an archive beside the delegate's pipeline."""
+class ArrivalWay(Protocol):
+    """A way of objects into an archive beside the delegate's pipeline, which has delivered them already."""
 
-    def __init__(self) -> None:
-        self._waits: list[Callable[[float], bool]] = []
+    def due(self) -> int:
+        """Number of all that have come on it so far."""
 
-    def add(self, wait: Callable[[float], bool]) -> None:
-        """One more way. `wait` returns when what was on it is in the archive; False: it is not, within so many
-        seconds."""
-        self._waits.append(wait)
-
-    def wait(self) -> None:
-        """Return when all that was on its way is there. Raises StorageError."""
-        if not all(wait(ARRIVAL_SECONDS) for wait in self._waits):
-            raise StorageError("the archive has not accepted yet what came from other nodes")
+    def has_taken(self, number: int) -> bool:
+        """Whether so many are in the archive; or the others will not be soon, as it does not accept them."""
 
 
 class Archiving:
@@ -99,7 +90,8 @@ class Archiving:
         """Entries of registrations, as they were when they were looked at."""
         self.is_wanted: Callable[[Entries], bool] = lambda _: False
         """Whether a durable subscription waits for a registration of those entries."""
-        self.arrivals: Final = Arrivals()
+        self.arrivals: Final[list[ArrivalWay]] = []
+        """Ways on which objects come that who begins in the past waits for."""
         self._beside = beside
         if beside is not None:
             beside.follow(self._ids)

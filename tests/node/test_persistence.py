@@ -24,7 +24,7 @@ from jbi_pubsub.node.identity import CLOCK_MOST
 from jbi_pubsub.node.keeping import VolunteerKeeping, _Deletion
 from jbi_pubsub.node.persistence import NodePersistence
 from jbi_pubsub.pad.matching.recent import RecentBuffers
-from jbi_pubsub.pad.past.archiving import Archiving
+from jbi_pubsub.pad.past.archiving import Archiving, ArrivalWay
 from jbi_pubsub.pad.past.deletions import ArchiveDeletions
 from jbi_pubsub.protocol.remote import RemoteAnswers
 from jbi_pubsub.protocol.requests import QueryRequest
@@ -55,7 +55,7 @@ class Store:
         self.archiving = Archiving(MemoryKeeping(), RecentBuffers(10.0, 64 << 20))  # type: ignore[arg-type]
         self._deletions = ArchiveDeletions(self.archiving)
         self.archived: set[str] = set()
-        self.arrivals: list[Callable[[float], bool]] = []
+        self.arrivals: list[ArrivalWay] = []
         self.fails = 0
         self.goes = threading.Event()
         self.goes.set()
@@ -73,9 +73,8 @@ class Store:
     def archives(self, uid: str) -> bool:
         return uid in self.archived
 
-    def precede(self, wait: Callable[[float], bool]) -> None:
-        self.arrivals.append(wait)
-        self.archiving.arrivals.add(wait)
+    def follow(self, way: ArrivalWay) -> None:
+        self.arrivals.append(way)
 
     def ids(self) -> set[str]:
         found = self.archiving.answers(HistoryQuery(scopes=(Scope(TRACK),)))
@@ -525,18 +524,38 @@ def test_the_last_objects_of_what_others_keep_wait_for_some_time(
     eventually(lambda: store.ids() == ids(2, 3))
 
 
-def test_who_reads_the_past_waits_for_what_had_come_before(keeping: VolunteerKeeping, store: Store) -> None:
+def test_who_reads_the_past_waits_for_what_had_come_before(
+    keeping: VolunteerKeeping, store: Store, eventually: Any
+) -> None:
     # Given an object that the disk has not taken yet
     store.goes.clear()
     keeping.begin(UID, ())
     keeping.keep(UID, parcel(1))
-    # When the past is to be read, expect to wait
-    [wait] = store.arrivals
-    assert not wait(0.01)
+    # When the past is to be read, expect that it is not there yet
+    [way] = store.arrivals
+    number = way.due()
+    assert not way.has_taken(number)
+    # When the disk takes it, expect it there, whatever comes then
     store.goes.set()
-    store.archiving.arrivals.wait()
-    # and to find it there
+    eventually(lambda: way.has_taken(number))
     assert store.ids() == ids(1)
+
+
+def test_nobody_waits_for_an_archive_that_is_full(
+    keeping: VolunteerKeeping, store: Store, monkeypatch: pytest.MonkeyPatch, eventually: Any
+) -> None:
+    # Given an archive that refuses what comes from others, again and again
+    monkeypatch.setattr("jbi_pubsub.node.keeping.AGAIN_SECONDS", 0.01)
+    store.fails = 1_000_000
+    keeping.begin(UID, ())
+    keeping.keep(UID, parcel(1))
+    # Expect the past to be read without it
+    [way] = store.arrivals
+    eventually(lambda: way.has_taken(way.due()))
+    assert not store.ids()
+    # When there is room again, expect it there
+    store.fails = 0
+    eventually(lambda: store.ids() == ids(1))
 
 
 def test_a_disk_that_is_full_is_tried_again(
