@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, Self, TypeVar
 
 from jbi_pubsub.core.errors import AdapterStateError
+from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.loop_signal import LoopSignal
 
 CALLS_AT_ONCE: Final = 16
@@ -129,9 +130,13 @@ class AsyncAdapter(Generic[A]):
             raise
 
     def _undo(self, undo: Callable[[R], object], made: Future[R]) -> None:
+        def undone() -> None:
+            with guarded("undoing a call that was cancelled"):
+                undo(made.result())
+
         if not made.cancelled() and made.exception() is None:
             with suppress(RuntimeError):  # the adapter is closed, and all that it had
-                self._threads.submit(undo, made.result())
+                self._threads.submit(undone)
 
     async def _call_in_turns(self, call: Callable[[float], int], count: int, timeout: float) -> int:
         """The number that `call(seconds)` gives, as soon as it is `count`, or after `timeout` seconds. One that is

@@ -47,6 +47,8 @@ class NodeDeletions:
         """Raises StorageError."""
         self._path = path
         self._wall, self._wall_clock = wall, WallClock(wall, clock)
+        self._shift = 0.0
+        """Seconds by which the wall clock was set, and that are not noted yet: the disk may refuse it."""
         self._lock = threading.Lock()
         self._said: set[bytes] = set()
         """Those that this process has said."""
@@ -73,9 +75,10 @@ class NodeDeletions:
         """Those that are to be said now, as this process has not, or as they are over: not by that the wall clock was
         set. Raises StorageError."""
         with self._lock, self._translated():
-            shift, now = self._wall_clock.shift(), self._wall()
-            if shift:
-                self._base.execute("UPDATE deletions SET at = at + ?", (shift,))
+            self._shift, now = self._shift + self._wall_clock.shift(), self._wall()
+            if self._shift:
+                self._base.execute("UPDATE deletions SET at = at + ?", (self._shift,))
+                self._shift = 0.0
             over = self._base.execute("SELECT key FROM deletions WHERE at <= ?", (now - TOLD_SECONDS,)).fetchall()
             if over:
                 with transaction(self._base) as base:

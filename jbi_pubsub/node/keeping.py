@@ -26,7 +26,8 @@ from jbi_pubsub.core.history import TakenIn
 from jbi_pubsub.core.info_object import Parcel
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.pad.delegate.delegate import Delegate
-from jbi_pubsub.pad.past.archiving import Archiving, ArrivalWay
+from jbi_pubsub.pad.past.archiving import Archiving
+from jbi_pubsub.pad.past.arrivals import ArrivalWay
 from jbi_pubsub.pad.past.deletions import ArchiveDeletions
 
 log = logging.getLogger("jbi_pubsub.node")
@@ -84,7 +85,7 @@ class DelegateStore:
 
     def follow(self, way: ArrivalWay) -> None:
         """See NodeStore."""
-        self._archive.arrivals.append(way)
+        self._archive.arrivals.add(way)
 
 
 class _Deletion(NamedTuple):

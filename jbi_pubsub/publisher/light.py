@@ -305,9 +305,11 @@ class PublisherAdapterLight(PublishingAdapter):
         """Raises the delegate's errors or WireError: then, or interrupted, there is no such registration."""
         try:
             connection.registrations.register(publication)
-            self._publications[publication.uid] = (publication, connection)
+            with self._lock:
+                self._publications[publication.uid] = (publication, connection)
         except BaseException:
-            self._publications.pop(publication.uid, None)
+            with self._lock:
+                self._publications.pop(publication.uid, None)
             connection.registrations.abandon(publication.uid)
             raise
 

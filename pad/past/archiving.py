@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import lru_cache, partial
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
@@ -34,6 +34,7 @@ from jbi_pubsub.core.values import decoder_of
 from jbi_pubsub.lookup.entry import EntryRep, check_rep
 from jbi_pubsub.pad.matching.recent import RecentBuffers, RecentObject
 from jbi_pubsub.pad.matching.registration import Entries, Registration
+from jbi_pubsub.pad.past.arrivals import Arrivals
 from jbi_pubsub.pad.past.blobs import LargePayloads
 from jbi_pubsub.pad.past.store_protocol import Keeping, looks
 from jbi_pubsub.pad.past.syncs import Synced, SyncQueue
@@ -49,16 +50,6 @@ IDS_AT_ONCE: Final = 1_000
 ANSWER_BYTES: Final = 1 << 20
 ANSWER_SECONDS: Final = 60.0
 """For the next answer: the archive reads through what is not indexed."""
-
-
-class ArrivalWay(Protocol):
-    """A way of objects into an archive beside the delegate's pipeline, which has delivered them already."""
-
-    def due(self) -> int:
-        """Number of all that have come on it so far."""
-
-    def has_taken(self, number: int) -> bool:
-        """Whether so many are in the archive; or the others will not be soon, as it does not accept them."""
 
 
 class Archiving:
@@ -90,8 +81,7 @@ class Archiving:
         """Entries of registrations, as they were when they were looked at."""
         self.is_wanted: Callable[[Entries], bool] = lambda _: False
         """Whether a durable subscription waits for a registration of those entries."""
-        self.arrivals: Final[list[ArrivalWay]] = []
-        """Ways on which objects come that who begins in the past waits for."""
+        self.arrivals: Final = Arrivals()
         self._beside = beside
         if beside is not None:
             beside.follow(self._ids)

@@ -28,7 +28,7 @@ from jbi_pubsub.pad.egress.session import SubscriberSession
 from jbi_pubsub.pad.model.durable import Durable
 from jbi_pubsub.pad.model.quota import RequestQuota
 from jbi_pubsub.pad.model.subscription import Subscription
-from jbi_pubsub.pad.past.archiving import Archiving, ArrivalWay
+from jbi_pubsub.pad.past.archiving import Archiving
 from jbi_pubsub.pad.past.durable import Durables, owner_of
 from jbi_pubsub.pad.past.feeds import AGAIN_SECONDS, TAKEN_BYTES, ArchiveFeed, FeedThread
 from jbi_pubsub.pad.past.scopes import ArchiveScopes, conditions_of
@@ -93,8 +93,6 @@ class ArchiveCatchUp(ArchiveFeed):
         """Query of the round."""
         self._revision = 0
         """Revision of the terms by which the round is asked."""
-        self._awaited: list[tuple[ArrivalWay, int]] | None = None
-        """What is to be in the archive before the round, by the way that it comes; None: nobody has looked."""
         self._backoff = Backoff(2 * AGAIN_SECONDS, FAILED_SECONDS)
         self._is_over = False
 
@@ -215,7 +213,7 @@ class ArchiveCatchUp(ArchiveFeed):
         subscription = self.subscription
         try:
             if state is CatchUpState.BEHIND:
-                if not self._has_arrived():
+                if not self._archive.arrivals.have_come(self):
                     self.thread.wake(self, ARRIVAL_SECONDS)
                     return
                 self._archive.here(self._arm)
@@ -226,15 +224,6 @@ class ArchiveCatchUp(ArchiveFeed):
         except JbiError as exc:  # no room for one more query; or the disk fails
             log.info("subscription %s waits for the archive: %s", subscription.uid, exc)
             self.fail()
-
-    def _has_arrived(self) -> bool:
-        """Whether the archive has what was on its way there when this was asked first for a round."""
-        if self._awaited is None:
-            self._awaited = [(way, way.due()) for way in self._archive.arrivals]
-        if not all(way.has_taken(number) for way, number in self._awaited):
-            return False
-        self._awaited = None
-        return True
 
     def _round(self) -> HistoryQuery:
         request, caller = self.subscription.request, self.subscription.caller

@@ -24,7 +24,8 @@ from jbi_pubsub.node.identity import CLOCK_MOST
 from jbi_pubsub.node.keeping import VolunteerKeeping, _Deletion
 from jbi_pubsub.node.persistence import NodePersistence
 from jbi_pubsub.pad.matching.recent import RecentBuffers
-from jbi_pubsub.pad.past.archiving import Archiving, ArrivalWay
+from jbi_pubsub.pad.past.archiving import Archiving
+from jbi_pubsub.pad.past.arrivals import ArrivalWay
 from jbi_pubsub.pad.past.deletions import ArchiveDeletions
 from jbi_pubsub.protocol.remote import RemoteAnswers
 from jbi_pubsub.protocol.requests import QueryRequest

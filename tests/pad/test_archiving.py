@@ -414,7 +414,7 @@ def test_what_is_on_its_way_to_the_archive_comes_to_who_begins_in_the_past(
     metadata = figures.figure_1
     at = Platform(1.0, "registration-far", 1, len(metadata), 0)
     parcel = packed(InfoObject("0" * 32, TypeName("mil.af.rl.jbi.Intel_Imagery", "1.0"), metadata, b"", at)).in_memory()
-    archive.arrivals.append(way := Way(lambda: archive.take_in([parcel], {})))
+    archive.arrivals.add(way := Way(lambda: archive.take_in([parcel], {})))
     begun(archived, figures)
     # When a subscription begins with all that is there
     subscriber = archived.subscriber()

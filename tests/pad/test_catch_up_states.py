@@ -26,7 +26,7 @@ from jbi_pubsub.pad.egress.queue import Waiting, backlog_of
 from jbi_pubsub.pad.egress.session import SubscriberSession
 from jbi_pubsub.pad.model.durable import Durable
 from jbi_pubsub.pad.model.subscription import compile_subscription
-from jbi_pubsub.pad.past.archiving import ArrivalWay
+from jbi_pubsub.pad.past.arrivals import Arrivals
 from jbi_pubsub.pad.past.catch_up import ArchiveCatchUp
 from jbi_pubsub.protocol.deliveries import ITEM, LOSS, PLACED, POSITION, Heard
 from jbi_pubsub.protocol.requests import Start, SubscriptionRequest
@@ -55,7 +55,7 @@ class ArchiveByHand:
 
     def __init__(self) -> None:
         self.keeping = self
-        self.arrivals: list[ArrivalWay] = []
+        self.arrivals = Arrivals()
         self.kept: list[int] = []
         self.removed: set[int] = set()
         self.fails = 0
