@@ -26,7 +26,8 @@ from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.entry import EntryRep, define, matches
 from jbi_pubsub.lookup.index import EntryIndex, TemplateIndex
 from jbi_pubsub.lookup.item import ALL_TRANSITIONS, ServiceItem, ServiceTemplate
-from jbi_pubsub.lookup.registrar import Registrar, RegistrarLimits
+from jbi_pubsub.lookup.quotas import RegistrarLimits
+from jbi_pubsub.lookup.registrar import Registrar
 from jbi_pubsub.lookup.store import Store
 
 FIELDS = 8

@@ -20,7 +20,8 @@ from msgspec.structs import replace
 from .codegen.repository import TypeRepository
 from .core.config import Config
 from .core.process import Birthplace
-from .lookup.registrar import Registrar, RegistrarLimits
+from .lookup.quotas import RegistrarLimits
+from .lookup.registrar import Registrar
 from .lookup.server import LookupServer
 from .pad.server.server import DisseminationServer
 from .publisher import PublisherAdapter, PublisherAdapterLight

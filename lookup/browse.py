@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 from jbi_pubsub.core.errors import EntryError, OversizeError
 from jbi_pubsub.lookup.entry import EntryRep, fits
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
-from jbi_pubsub.lookup.registrar import PAGE_BYTES
+from jbi_pubsub.lookup.items import PAGE_BYTES
 
 MAX_VALUES: Final = 10_000
 """Names or values of one result; more is nothing to choose from."""

@@ -15,7 +15,7 @@ import dataclasses
 import hashlib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from itertools import zip_longest
 from typing import ClassVar, Final, Self
@@ -256,3 +256,26 @@ def parse(text: str | None, kind: FieldType) -> Value:
     except (ValueError, ArithmeticError):
         pass  # the one error below names text and type
     raise EntryError(f"{text!r} is not of type {kind.__name__}")
+
+
+def check_change(template: EntryRep, update: EntryRep | None) -> None:
+    """Refuse an update of entries that match `template`, unless it is of their class or an ancestor's. Raises
+    EntryError."""
+    check_rep(template)
+    if update is not None and check_rep(update).cls.lineage[0] not in template.cls.lineage:
+        raise EntryError(
+            f"update of class {update.cls.name} for a template of class {template.cls.name}",
+            hint="The update's class must be the template's or one of its superclasses",
+        )
+
+
+def modified(entry: EntryRep, changes: Sequence[tuple[EntryRep, EntryRep | None]]) -> EntryRep | None:
+    """`entry` after all changes whose template it matches as it is now; None if one of them deletes it."""
+    updates = [update for template, update in changes if matches(template, entry)]
+    values = entry.values
+    for update in updates:
+        if update is None:
+            return None
+        pairs = zip_longest(update.values[: len(values)], values)
+        values = tuple(old if new is None else new for new, old in pairs)
+    return EntryRep(entry.cls, values)

@@ -23,6 +23,7 @@ from typing import Final
 import msgspec
 
 from jbi_pubsub.core.errors import EntryError, report
+from jbi_pubsub.core.lease import Landlord
 from jbi_pubsub.lookup.entry import EntryClass
 from jbi_pubsub.lookup.index import ClassKey, TemplateIndex, incompatible
 from jbi_pubsub.lookup.item import (
@@ -87,9 +88,14 @@ class _Listening:
 class EventBook:
     """All event registrations of a registrar."""
 
-    def __init__(self) -> None:
+    def __init__(self, leases: Landlord[str]) -> None:
+        self._leases = leases
         self._listening: dict[str, _Listening] = {}
         self._index: TemplateIndex[str] = TemplateIndex()
+        self.fired = 0
+        """Events made so far."""
+        self.diagnostics = 0
+        """Diagnostics made so far."""
 
     def __len__(self) -> int:
         return len(self._listening)
@@ -115,9 +121,7 @@ class EventBook:
         self._index.remove(event_id)
         return self._listening.pop(event_id).interest
 
-    def fire(
-        self, before: ServiceItem | None, after: ServiceItem | None, is_live: Callable[[str], bool]
-    ) -> list[AddressedEvent]:
+    def fire(self, before: ServiceItem | None, after: ServiceItem | None, now: float) -> list[AddressedEvent]:
         """The events of a change from `before` to `after` (None: there is no item), for registrations whose lease
         is live."""
         matched = self._matching(before)
@@ -126,14 +130,14 @@ class EventBook:
         if item is None or not (matched or matching):
             return []
         if not matched:
-            return self._tell(matching, Transition.NOMATCH_MATCH, item.service_id, after, is_live)
+            return self._tell(matching, Transition.NOMATCH_MATCH, item.service_id, after, now)
         if not matching:
-            return self._tell(matched, Transition.MATCH_NOMATCH, item.service_id, after, is_live)
-        was, now = set(matched), set(matching)
+            return self._tell(matched, Transition.MATCH_NOMATCH, item.service_id, after, now)
+        was, does = set(matched), set(matching)
         return [
-            *self._tell(was - now, Transition.MATCH_NOMATCH, item.service_id, after, is_live),
-            *self._tell(was & now, Transition.MATCH_MATCH, item.service_id, after, is_live),
-            *self._tell(now - was, Transition.NOMATCH_MATCH, item.service_id, after, is_live),
+            *self._tell(was - does, Transition.MATCH_NOMATCH, item.service_id, after, now),
+            *self._tell(was & does, Transition.MATCH_MATCH, item.service_id, after, now),
+            *self._tell(does - was, Transition.NOMATCH_MATCH, item.service_id, after, now),
         ]
 
     def diagnose(
@@ -141,7 +145,7 @@ class EventBook:
         appeared: Iterable[ClassKey],
         service_id: str,
         is_known: Callable[[ClassKey], bool],
-        is_live: Callable[[str], bool],
+        now: float,
     ) -> list[AddressedDiagnostic]:
         """Diagnostics for listeners now that the classes `appeared` with service `service_id`, unless the class they
         mean is registered as well (`is_known`)."""
@@ -152,8 +156,9 @@ class EventBook:
                     said.extend(
                         self._diagnose(event_id, wanted, class_key, service_id)
                         for event_id in event_ids
-                        if is_live(self._listening[event_id].interest.lease_id) and self._is_news(event_id, class_key)
+                        if self._is_heard(event_id, now) and self._is_news(event_id, class_key)
                     )
+        self.diagnostics += len(said)
         return said
 
     def _matching(self, item: ServiceItem | None) -> list[str]:
@@ -165,18 +170,22 @@ class EventBook:
         transition: Transition,
         service_id: str,
         state: ServiceItem | None,
-        is_live: Callable[[str], bool],
+        now: float,
     ) -> list[AddressedEvent]:
         told: list[AddressedEvent] = []
         kind = int(transition)
         for event_id in event_ids:
             listening = self._listening[event_id]
             interest = listening.interest
-            if interest.transitions & kind and is_live(interest.lease_id):
+            if interest.transitions & kind and self._leases.is_live(interest.lease_id, now):
                 listening.number += 1
                 event = ServiceEvent(event_id, listening.number, service_id, kind, state, interest.handback)
                 told.append((interest.listener, event))
+        self.fired += len(told)
         return told
+
+    def _is_heard(self, event_id: str, now: float) -> bool:
+        return self._leases.is_live(self._listening[event_id].interest.lease_id, now)
 
     def _is_news(self, event_id: str, class_key: ClassKey) -> bool:
         told = self._listening[event_id].told

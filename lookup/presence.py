@@ -21,13 +21,14 @@ from jbi_pubsub.core.errors import PortInUseError, StorageError
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Caller, Endpoint
+from jbi_pubsub.lookup.administration import RegistrarAdmin, check_port
 from jbi_pubsub.lookup.channels import EventChannels
 from jbi_pubsub.lookup.client.discovery import MAX_SUGGESTIONS
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.client.proxy import EXPORTED, LOOKUP_TYPE, Administered, LookupService, RegistrarInfo
 from jbi_pubsub.lookup.durable import DurableRegistrar
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
-from jbi_pubsub.lookup.registrar import Outcome, Registrar, RegistrarAdmin, check_port
+from jbi_pubsub.lookup.registrar import Outcome, Registrar
 
 if TYPE_CHECKING:
     from jbi_pubsub.lookup.client.multicast import Announcement

@@ -44,18 +44,11 @@ import msgspec
 from jbi_pubsub.core.errors import StorageError
 from jbi_pubsub.core.sqlite import transaction
 from jbi_pubsub.core.values import decoder_of
+from jbi_pubsub.lookup.administration import RegistrarAdmin
 from jbi_pubsub.lookup.events import NUMBER_JUMP, Interest
 from jbi_pubsub.lookup.item import ServiceItem
-from jbi_pubsub.lookup.registrar import (
-    Dropped,
-    InterestKept,
-    ItemKept,
-    KeptState,
-    LeaseMoved,
-    LogRecord,
-    RegistrarAdmin,
-    uncollected,
-)
+from jbi_pubsub.lookup.items import uncollected
+from jbi_pubsub.lookup.records import Dropped, InterestKept, ItemKept, KeptState, LeaseMoved, LogRecord
 from jbi_pubsub.lookup.status import StoreStatus
 
 log = logging.getLogger("jbi_pubsub.lookup")

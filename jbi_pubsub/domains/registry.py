@@ -11,10 +11,10 @@ import msgspec
 
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import EntryError
+from jbi_pubsub.lookup.administration import ALL_GROUPS
 from jbi_pubsub.lookup.client.finder import LookupCache
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
-from jbi_pubsub.lookup.registrar import ALL_GROUPS
 
 from .service_type import ServiceTypeEntry
 from .trader import Trader

@@ -31,13 +31,13 @@ from jbi_pubsub.core.errors import (
 )
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.lookup.administration import ALL_GROUPS
 from jbi_pubsub.lookup.client.discovery import LookupDiscovery, shown_groups
 from jbi_pubsub.lookup.client.finder import LookupCache, ServiceListener
 from jbi_pubsub.lookup.client.proxy import LOOKUP_TYPE, RegistrarInfo, RegistrarProxy
 from jbi_pubsub.lookup.client.session import STOP_SECONDS, RegistrarSession
 from jbi_pubsub.lookup.entry import EntryRep, check_rep, matches
 from jbi_pubsub.lookup.item import BOUNDS, ServiceItem, ServiceTemplate
-from jbi_pubsub.lookup.registrar import ALL_GROUPS
 
 log = logging.getLogger("jbi_pubsub.lookup")
 

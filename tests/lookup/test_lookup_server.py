@@ -552,7 +552,7 @@ def test_when_the_wall_clock_jumps_leases_neither_all_end_nor_live_for_ever(
     server = open_server()
     assert items(server) == {"printer-1"}
     server.registrar.grant(lambda registrar, now: registrar.register(printer(3), 0.5, now))
-    left = server.registrar.read(lambda registrar, now: registrar._item_leases.left(granted.lease_id, now))
+    left = server.registrar.read(lambda registrar, now: registrar._leases.items.left(granted.lease_id, now))
     assert 100.0 < left <= 200.0
     eventually(lambda: server.status()["expired"] == 1)
     assert items(server) == {"printer-1"}

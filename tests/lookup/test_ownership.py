@@ -16,7 +16,8 @@ from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.client.proxy import EXPORTED, RegistrarProxy
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
-from jbi_pubsub.lookup.registrar import ItemKept, KeptState, Registrar
+from jbi_pubsub.lookup.records import ItemKept, KeptState
+from jbi_pubsub.lookup.registrar import Registrar
 from jbi_pubsub.lookup.store import Store
 
 NOW = 1000.0
@@ -81,13 +82,13 @@ def test_a_registration_costs_the_same_however_many_others_have_an_equal_proxy(m
         registrar.register(item, 60.0, NOW, key=f"key {number}")
     own = registrar.register(item, 60.0, NOW, key="own").result
     looked_at: list[str] = []
-    is_live = registrar._item_leases.is_live
+    is_live = registrar._leases.items.is_live
 
     def counting(lease_id: str, now: float) -> bool:
         looked_at.append(lease_id)
         return is_live(lease_id, now)
 
-    monkeypatch.setattr(registrar._item_leases, "is_live", counting)
+    monkeypatch.setattr(registrar._leases.items, "is_live", counting)
     assert registrar.register(item, 60.0, NOW, key="own").result.service_id == own.service_id
     assert len(looked_at) < 5
 

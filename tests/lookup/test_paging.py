@@ -17,8 +17,8 @@ from jbi_pubsub.core.errors import EntryError, IncompatibleEntryError, JbiError,
 from jbi_pubsub.core.lease import FOREVER, FixedLeasePeriodPolicy
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
+from jbi_pubsub.lookup import items as items_module
 from jbi_pubsub.lookup import posting as posting_module
-from jbi_pubsub.lookup import registrar as registrar_module
 from jbi_pubsub.lookup.client import proxy as proxy_module
 from jbi_pubsub.lookup.client.finder import LookupCache
 from jbi_pubsub.lookup.client.proxy import EVERYTHING, RegistrarProxy
@@ -26,7 +26,9 @@ from jbi_pubsub.lookup.client.session import RegistrarSession
 from jbi_pubsub.lookup.client.states import RegistrarWatch, WatchState
 from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.lookup.item import ALL_TRANSITIONS, BOUNDS, ServiceItem, ServiceMatches, ServiceTemplate
-from jbi_pubsub.lookup.registrar import PAGE_BYTES, Outcome, Registrar, RegistrarLimits
+from jbi_pubsub.lookup.items import PAGE_BYTES
+from jbi_pubsub.lookup.quotas import RegistrarLimits
+from jbi_pubsub.lookup.registrar import Outcome, Registrar
 
 COLOUR = define("Colour", {"name": str, "note": str})
 COLOUR_NEW = define("Colour", {"name": str, "shade": str})
@@ -96,7 +98,7 @@ TEMPLATES = st.sampled_from([RED, ServiceTemplate(), ServiceTemplate(types=("Lam
 @contextmanager
 def small(page_bytes: int, page_steps: int = 20_000, count_each: int = 1000, crowd: int = 512) -> Iterator[None]:
     sizes = {"PAGE_BYTES": page_bytes, "PAGE_STEPS": page_steps, "COUNT_EACH": count_each}
-    with mock.patch.multiple(registrar_module, **sizes), mock.patch.object(posting_module, "CROWD", crowd):
+    with mock.patch.multiple(items_module, **sizes), mock.patch.object(posting_module, "CROWD", crowd):
         yield
 
 
@@ -305,7 +307,7 @@ class TestPages:
         for number in range(2000):
             registrar.register(item(f"s{number:04}"), 300.0, NOW)
         looked = 0
-        is_live = registrar._item_leases.is_live
+        is_live = registrar._leases.items.is_live
 
         def counting(lease_id: str, now: float) -> bool:
             nonlocal looked
@@ -313,7 +315,7 @@ class TestPages:
             return is_live(lease_id, now)
 
         after, pages = registrar.lookup_all(ServiceTemplate(), NOW, 1000).after, 1
-        with mock.patch.object(registrar._item_leases, "is_live", counting):
+        with mock.patch.object(registrar._leases.items, "is_live", counting):
             while after:
                 looked = 0
                 after = registrar.lookup_all(ServiceTemplate(), NOW, 1000, after=after).after

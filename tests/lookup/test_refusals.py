@@ -27,7 +27,8 @@ from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.client.proxy import EXPORTED, RegistrarProxy
 from jbi_pubsub.lookup.entry import EntryClass, EntryRep, define
 from jbi_pubsub.lookup.item import ALL_TRANSITIONS, ServiceItem, ServiceTemplate
-from jbi_pubsub.lookup.registrar import Registrar, RegistrarLimits
+from jbi_pubsub.lookup.quotas import RegistrarLimits
+from jbi_pubsub.lookup.registrar import Registrar
 from jbi_pubsub.lookup.server import LookupServer
 
 pytestmark = pytest.mark.processes
@@ -64,7 +65,7 @@ def registrar(server: LookupServer) -> Iterator[RegistrarProxy]:
     yield proxy
     with server.registrar._lock:
         registrar = server.registrar._registrar
-        held = [lease_id for landlord in (registrar._item_leases, registrar._event_leases)
+        held = [lease_id for landlord in (registrar._leases.items, registrar._leases.events)
                 for lease_id, _, _ in landlord.items()]  # fmt: skip
     proxy.cancel(held)
     assert [left.service_id for left in proxy.lookup(ServiceTemplate(), 10).items] == [server.info().service_id]

@@ -24,7 +24,8 @@ from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup import browse
 from jbi_pubsub.lookup.entry import EntryClass, EntryRep, define
 from jbi_pubsub.lookup.item import ALL_TRANSITIONS, ServiceItem, ServiceTemplate, Transition
-from jbi_pubsub.lookup.registrar import Registrar, RegistrarLimits
+from jbi_pubsub.lookup.quotas import RegistrarLimits
+from jbi_pubsub.lookup.registrar import Registrar
 
 DEVICE = define("Device", {"building": str})
 PRINTER = define("Printer", {"colour": str}, DEVICE)

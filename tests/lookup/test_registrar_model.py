@@ -18,7 +18,9 @@ from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup import posting as posting_module
 from jbi_pubsub.lookup.entry import EntryRep, define, fits
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
-from jbi_pubsub.lookup.registrar import KeptState, Registrar, RegistrarLimits
+from jbi_pubsub.lookup.quotas import RegistrarLimits
+from jbi_pubsub.lookup.records import KeptState
+from jbi_pubsub.lookup.registrar import Registrar
 
 pytestmark = pytest.mark.row("J-25")
 
@@ -321,8 +323,8 @@ class Model(RuleBasedStateMachine):
     def nothing_is_left_over(self):
         status = self.registrar.status()
         assert (status.items, status.event_registrations) == (len(self.kept), len(self.wanted))
-        assert len(self.registrar._index) == len(self.kept)
-        assert len(self.registrar._book._index) == len(self.wanted)
+        assert len(self.registrar._items._index) == len(self.kept)
+        assert len(self.registrar._events._index) == len(self.wanted)
         assert status.owners == bool(self.kept or self.wanted)
 
 

@@ -165,7 +165,7 @@ class TestTheWallClockJumps:
         registrar.register(item("long"), 1000.0, NOW)
 
     def left(self, registrar: Registrar, now: float) -> list[float]:
-        return sorted(expires - now for _, _, expires in registrar._item_leases.items())
+        return sorted(expires - now for _, _, expires in registrar._leases.items.items())
 
     def check(self, registrar: Registrar, now: float) -> None:
         """At least what was left, and at most the term."""

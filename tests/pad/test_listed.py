@@ -14,7 +14,7 @@ from jbi_pubsub.core.errors import ErrorReport, JbiError, MetadataError, Oversiz
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.lookup.item import BOUNDS, ServiceTemplate
-from jbi_pubsub.lookup.registrar import RegistrarLimits
+from jbi_pubsub.lookup.quotas import RegistrarLimits
 from jbi_pubsub.protocol.entries import PUBLISHER_TYPE
 
 TRACK = """<xs:schema xmlns:xs="http://www.w3.org/2001/XMLSchema" xmlns:jbi="urn:jbi:codegen:1">

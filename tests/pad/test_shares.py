@@ -17,7 +17,8 @@ from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Caller, Security
 from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.lookup.item import BOUNDS, ServiceItem, ServiceTemplate
-from jbi_pubsub.lookup.registrar import Registrar, RegistrarLimits
+from jbi_pubsub.lookup.quotas import RegistrarLimits
+from jbi_pubsub.lookup.registrar import Registrar
 from jbi_pubsub.pad.matching.match_table import MatchTable
 from jbi_pubsub.pad.model.quota import RequestQuota
 from jbi_pubsub.pad.past.scopes import check_query
