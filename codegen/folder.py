@@ -36,7 +36,7 @@ log = logging.getLogger("jbi_pubsub.codegen")
 
 
 class SchemaFolder:
-    """What was made of schemas, on disk. Several threads and processes may use it at once."""
+    """Folder of what was made of schemas, on disk. Several threads and processes may use it at once."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -46,7 +46,7 @@ class SchemaFolder:
         return self._file(key).exists()
 
     def find(self, key: str, make: Callable[[], bytes], is_good: Callable[[bytes], bool]) -> bytes:
-        """What stands under `key`, if it `is_good`, else what is made, which stands there from now on if it can. Raises
+        """The content under `key`, if it `is_good`, else what is made, which stands there from now on if it can. Raises
         what `make` does."""
         found: bytes | None = None
         try:

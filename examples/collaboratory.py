@@ -38,7 +38,7 @@ CENTRE: Final = "austin"
 DELAY: Final = 0.02
 """Seconds that a link takes, each way."""
 STUDENTS: Final = 20
-"""Who watch the same, in one domain."""
+"""Number of those who watch the same, in one domain."""
 STEPS: Final = 100
 PERIOD: Final = 0.05
 """Seconds between two events of a simulation."""
@@ -302,7 +302,7 @@ class _Work:
         self.promises[f"the bridge says that {STUDENTS} students are one, and how many copies that saves"] = said
 
     def travelled(self, dave: _Traveller) -> None:
-        """What dave was to have comes."""
+        """Dave gets what he was to have."""
         told = [values["step"] for _, values in self._heat.told if values["step"]]
         deadline = time.monotonic() + PATIENCE / 4
         self._centre.until(lambda: dave.steps == told or time.monotonic() > deadline, "what dave has missed")

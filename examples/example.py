@@ -95,7 +95,7 @@ def beside_paper(
 
 
 def left_out(name: str) -> str:
-    """What the example of that name does not show here, and how to get it; "" if it shows all."""
+    """The part of that example which is not shown here, and how to get it; "" if it shows all."""
     library = extras.missing("archive") if name in _ARCHIVES else ""
     return library and f"what its archive shows: that needs {library}, pip install 'jbi-pubsub[archive]'"
 

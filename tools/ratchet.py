@@ -181,7 +181,7 @@ def lowered(text: str, limits: dict[str, int], there: dict[str, dict[str, int]])
             lines.append(line)
             continue
         number = min(int(entry[2]), there[kind].get(entry[1], 0))
-        if kind in ("rooms", "comments", "prose") or number > limits.get(kind, 0):
+        if kind in ("rooms", "comments") or number > limits.get(kind, 0):
             lines.append(f'"{entry[1]}" = {number}{entry[3]}')
     return "\n".join(lines) + "\n"
 

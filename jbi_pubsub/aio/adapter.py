@@ -47,7 +47,7 @@ A = TypeVar("A", bound=BlockingAdapter)
 
 
 class AsyncAdapter(Generic[A]):
-    """What the asynchronous adapters have in common. Each belongs to the event loop that has opened it."""
+    """Common part of the asynchronous adapters. Each belongs to the event loop that has opened it."""
 
     def __init__(self, make: Callable[[], A], name: str) -> None:
         """`make`: the blocking adapter; it may take its time. `name`: of its threads."""

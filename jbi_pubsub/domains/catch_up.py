@@ -1,4 +1,4 @@
-"""What a client watches under a journal: first what came while it was away, then what comes.
+"""Objects that a client watches under a journal: first what came while it was away, then what comes.
 
 Theory of operation: the subscription is there first, and holds what comes. Then archives are asked, here and behind
 bridges, for what was published since the newest object that was had; what is new by the journal is given, in the order

@@ -74,7 +74,7 @@ class DomainChannel(Protocol):
 
     @property
     def reference(self) -> ServiceRef:
-        """How to reach the channel: its delegate."""
+        """Reference by which the channel is reached: its delegate."""
         ...
 
     @property

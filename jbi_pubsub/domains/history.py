@@ -37,7 +37,7 @@ Watched = tuple[str, str]
 
 
 class ConsumptionRecord:
-    """What a client consumes. Any thread. `_lock` covers what waits."""
+    """Record of what a client consumes. Any thread. `_lock` covers what waits."""
 
     def __init__(self, domain: DomainChannel, client: str) -> None:
         self._domain, self._client = domain, client
@@ -49,7 +49,7 @@ class ConsumptionRecord:
         self._job.start(BATCH_SECONDS)
 
     def add(self, watched: Watched, obj: InfoObject) -> None:
-        """It has consumed an object."""
+        """Note that it has consumed an object."""
         with self._lock:
             batch = self._waiting.setdefault(watched, {})
             batch[obj.object_id] = obj.platform.published
@@ -63,7 +63,7 @@ class ConsumptionRecord:
         self._publish()
 
     def _publish(self) -> float:
-        """What waits, in batches; seconds until the next ones."""
+        """Publish what waits, in batches; seconds until the next ones."""
         with self._lock:
             batches, self._waiting = self._waiting, {}
             left_out, self._left_out = self._left_out, 0

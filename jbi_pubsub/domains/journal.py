@@ -20,11 +20,11 @@ from jbi_pubsub.core.sqlite import check_tables, opened, storage_errors, transac
 log = logging.getLogger("jbi_pubsub.domains")
 
 FORMER_SECONDS: Final = 3_600.0
-"""How much earlier than the newest of all a registration's newest object may be published for more of it to be
-expected: so far apart may clocks be, and so long may a link have been down. Others are over. So much earlier than the
-last object it is asked for more, also of registrations that are new."""
+"""Seconds that a registration's newest object may be older than the newest of all for more of it to be expected: so far
+apart may clocks be, and so long may a link have been down. Others are over. So much earlier than the last object it is
+asked for more, also of registrations that are new."""
 AGAIN_SECONDS: Final = 1.0
-"""How much earlier than it began it is asked for more."""
+"""Seconds before its beginning from which more is asked for."""
 REGISTRATIONS_MOST: Final = 1_000
 """Registrations of one watch that are remembered; of more those with the newest objects."""
 RANGES_MOST: Final = 1_000
@@ -115,7 +115,7 @@ class ClientJournal:
             self._open.discard(text)
 
     def forget(self, text: str) -> None:
-        """It is watched no more. Raises StorageError."""
+        """Forget what is watched no more. Raises StorageError."""
         with self._lock, self._translated(), transaction(self._base) as base:
             base.execute("DELETE FROM had WHERE text = ?", (text,))
             base.execute("DELETE FROM watch WHERE text = ?", (text,))
@@ -152,7 +152,7 @@ def _since(had: dict[str, _Had], began: float) -> float:
 
 
 class WatchRecord:
-    """What one watch has had. For one thread at a time.
+    """Record of what one watch has had. For one thread at a time.
 
     While it catches up, the numbers of a registration come in any order, and each is remembered. Behind that they come
     in theirs, and the last one stands for all before."""
@@ -172,7 +172,7 @@ class WatchRecord:
         return had is not None and obj.platform.sequence in had.numbers
 
     def add(self, obj: InfoObject) -> None:
-        """It has had it."""
+        """Note that it has had it."""
         registration, number = obj.platform.registration, obj.platform.sequence
         had = self._had.setdefault(registration, _Had())
         had.published = max(had.published, min(obj.platform.published, self._journal.wall()))  # a clock may be ahead
@@ -214,6 +214,6 @@ class WatchRecord:
         self._journal.release(self._text)
 
     def forget(self) -> None:
-        """It is watched no more. Raises StorageError."""
+        """Forget what is watched no more. Raises StorageError."""
         self.close()
         self._journal.forget(self._text)

@@ -114,4 +114,4 @@ SWITCHES: Final[dict[str, tuple[Callable[[Fom, Execution, int, Iterable[int]], I
         (_relevant, "turn_updates_on_for_object_instance", "turn_updates_off_for_object_instance"),
     "attribute_scope": (_in_scope, "attributes_in_scope", "attributes_out_of_scope"),
 }  # fmt: skip
-"""What each tells: what holds, and callbacks for its begin and end."""
+"""Advice of each switch: what holds, and callbacks for its begin and end."""

@@ -74,7 +74,7 @@ class RTIAmbassador(FederateServices, SupportServices):
         self._granted: float | None = None
         """Time at which it certainly is and waits for no other one; None: that is not certain."""
         self.producing_federate = 0
-        """Who has sent what the callback that is being called brings; 0: it is not known, as without
+        """The federate that has sent what the callback that is being called brings; 0: it is not known, as without
         `set_convey_producing_federate_switch`; -1: the RTI itself."""
         self.sent_order: Order = "receive"
         """In which order that was sent."""

@@ -37,7 +37,7 @@ Bound = tuple[float, int]
 Receivers = tuple[tuple[int, Callback], ...]
 
 NEVER: Final[Bound] = (math.inf, 1)
-"""Who is at infinity sends nothing any more: others may be there, too."""
+"""A federate at infinity sends nothing any more: others may be there, too."""
 HELD_MOST: Final = 10_000
 """Receive-ordered messages that wait for a constrained federate which asks for no time; at more it gets them."""
 WAITING_MOST: Final = 1_000_000

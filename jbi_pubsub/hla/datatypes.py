@@ -229,7 +229,7 @@ class Enumerators(NamedTuple):
 
 
 def enumerators_of(element: Element | None) -> Enumerators:
-    """Of an enumerated data type; of the standard's HLAboolean, when there is none."""
+    """Enumerators of an enumerated data type; of the standard's HLAboolean, when there is none."""
     found = {"HLAfalse": 0, "HLAtrue": 1} if element is None else _enumerators(element) or {}
     names = dict(sorted(found.items(), key=itemgetter(1)))
     return Enumerators(names, list(names.values()))
@@ -295,7 +295,7 @@ def merged(modules: list[tuple[str, Element]]) -> dict[str, TypeRow]:
 
 
 def _joined(name: str, one: TypeRow, other: TypeRow, is_added_to: bool) -> TypeRow:
-    """What two modules say of a data type."""
+    """A data type as two modules together say it."""
     (form, rows), (other_form, other_rows) = _form(one.element), _form(other.element)
     if form != other_form or (rows.keys() != other_rows.keys() and not is_added_to):
         raise InconsistentFom(
@@ -310,7 +310,7 @@ def _joined(name: str, one: TypeRow, other: TypeRow, is_added_to: bool) -> TypeR
 
 
 def _form(element: Element) -> tuple[list[_Said], dict[_Said, Element]]:
-    """What counts of a data type, and its enumerators or alternatives."""
+    """The parts of a data type that count, and its enumerators or alternatives."""
     form: list[_Said] = [(local_name(element),)]
     rows: dict[_Said, Element] = {}
     for each in elements(element):
@@ -330,7 +330,7 @@ _COUNTS: Final = frozenset(
     ("size", "endian", "representation", "dataType", "cardinality", "encoding", "discriminant", "field", "enumerator",
      "alternative", "name", "value")
 )  # fmt: skip
-"""What of a data type counts for its encoding; the rest is for people."""
+"""Parts of a data type that count for its encoding; the rest is for people."""
 
 
 def is_basic(name: str) -> bool:

@@ -35,7 +35,7 @@ _FAULTS: Final = (ValueError, OverflowError, struct.error, KeyError, TypeError, 
 
 
 class Encoding(ABC):
-    """How values of a type are written as bytes."""
+    """Encoding of values of a type as bytes."""
 
     boundary = 1
     """The octet boundary."""

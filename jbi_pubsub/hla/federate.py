@@ -102,7 +102,7 @@ class FederateAmbassador:
         """The name is the federate's to give."""
 
     def object_instance_name_reservation_failed(self, name: str) -> None:
-        """It is given, or somebody has reserved it."""
+        """The name is given, or somebody has reserved it."""
 
     def multiple_object_instance_name_reservation_succeeded(self, names: tuple[str, ...]) -> None:
         """All of them are the federate's to give."""

@@ -20,7 +20,7 @@ _OTHERS: Final = (
     (re.compile(rb"\A(\xef\xbb\xbf)?(\s|;[^\n]*\n)*\(\s*FED\b", re.IGNORECASE), "HLA 1.3 (.fed)"),
     (re.compile(rb"\A\s*\(\s*OMDT\b", re.IGNORECASE), "HLA 1.3 (.omt, .omd)"),
 )
-"""How files begin that are models, but of an older standard; in their first bytes."""
+"""Beginnings of files that are models, but of an older standard; in their first bytes."""
 _OTHERS_BYTES: Final = 64 * 1024
 
 

@@ -40,7 +40,7 @@ _ENCODINGS: Final = {
 
 
 class _Names(NamedTuple):
-    """What modules may speak of."""
+    """Names that modules may speak of."""
 
     types: dict[str, TypeRow]
     transportations: set[str]
@@ -48,7 +48,7 @@ class _Names(NamedTuple):
     is_open: bool
     """A module that another one depends on is not there: it may have what is missing."""
     is_of_2025: bool
-    """Of which the standard's own names are not all known."""
+    """A model of 2025, of which the standard's own names are not all known."""
 
     def has_type(self, name: str) -> bool:
         known = name in self.types or name in STANDARD or name in _MIM or bool(is_basic(name))

@@ -46,7 +46,7 @@ class SupportServices(ServiceCaller):
         """Whether others that joined have added to the object model, which is known now."""
 
     def _looked(self, look: Callable[[Fom], T]) -> T:
-        """What the object model says, or says now. Raises what `look` raises."""
+        """The answer of the object model, or of what it is now. Raises what `look` raises."""
         try:
             return look(self.fom)
         except RtiError:
@@ -91,7 +91,7 @@ class SupportServices(ServiceCaller):
         return self.fom.parameters[parameter - 1].name
 
     def get_order_type(self, name: str) -> Order:
-        """Of Receive and TimeStamp (clause 10.19). Raises NameNotFound."""
+        """The types are Receive and TimeStamp (clause 10.19). Raises NameNotFound."""
         return _ORDERS[_known(name, _NAMES) - 1]
 
     def get_order_name(self, order: Order) -> str:
@@ -99,7 +99,7 @@ class SupportServices(ServiceCaller):
         return _NAMES[_known(order, _ORDERS) - 1]
 
     def get_transportation_type_handle(self, name: str) -> int:
-        """Of HLAreliable and HLAbestEffort (clause 10.21). Raises NameNotFound."""
+        """The types are HLAreliable and HLAbestEffort (clause 10.21). Raises NameNotFound."""
         return _known(name, _TRANSPORTATIONS)
 
     def get_transportation_type_name(self, handle: int) -> str:

@@ -37,7 +37,7 @@ class NodeAnnouncer:
         self._ranges = max(ranges, RANGES_LEAST)
         self._number = 0
         self._next = {(at, is_own): (0, 1) for at in range(networks) for is_own in (False, True)}
-        """Of the logs of others and of our own, the first one in the next announcement on a network, and a serial."""
+        """The first one of the logs of others, and of our own, in the next announcement on a network, and a serial."""
         self._settled: dict[bytes, tuple[int, int]] = {}
         """By sender up to where its log is settled, and the announcement in which that stood first."""
 

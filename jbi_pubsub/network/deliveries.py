@@ -56,7 +56,7 @@ class NetworkDeliveries:
         """The thread has one in hand, which counts as taken for whoever it is given to."""
         self._settled: dict[tuple[bytes, int], int] = {}
         self._to_be: dict[tuple[bytes, int], tuple[int, int]] = {}
-        """What a log is settled up to when so many have been taken."""
+        """Number up to which a log is settled when so many have been taken."""
 
     def start(self) -> None:
         """Deliver from now on."""
@@ -102,7 +102,7 @@ class NetworkDeliveries:
 
     @property
     def expected(self) -> int:
-        """How many have been expected so far."""
+        """Number of all that have been expected so far."""
         return self._put
 
     def stop(self) -> None:

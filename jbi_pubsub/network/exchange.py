@@ -336,7 +336,7 @@ class Exchange:
                 self._announce(at, side, now, is_end=not is_due)
 
     def _announce(self, at: int, side: NetworkSide, now: float, *, is_end: bool) -> None:
-        """Who we are, and what we hold; or shortly the end of a burst, if somebody may have lost it."""
+        """Say who we are, and what we hold; or shortly the end of a burst, if somebody may have lost it."""
         losses = {} if is_end else side.recovery.senders.losses()
         announcement = self._announcer.next(at, self.logs, self.peers, losses, is_end=is_end)
         body = encoded_announcement(announcement)

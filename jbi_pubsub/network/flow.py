@@ -185,7 +185,7 @@ class FoundRate:
         """The period before, which is judged at the end of this one."""
         self._step = FIRST_STEP
         self._is_used = True
-        """What was sent lately was about the rate: else a processor or a line has no more."""
+        """The rate was used lately: else a processor or a line has no more."""
         self._grown_at = 0.0
 
     def note(self, number: int, size: int, now: float, delay: float) -> None:

@@ -46,7 +46,7 @@ class MissingSerial:
     """When it was asked for last, by us."""
     askings: int = 0
     is_flying: bool = False
-    """It was asked for, and no repair of a later one has come since."""
+    """Asked for, and no repair of a later one has come since."""
     lacked_at: int = 0
     """Bit mask of the other networks where somebody lacks it: it has come before, and is not held any more."""
 
@@ -56,7 +56,7 @@ class Asking(NamedTuple):
 
     now: float
     soon: float
-    """What is due until then is asked for too."""
+    """Time until which what is due is asked for too."""
     wait: float
     """Seconds until it is asked for again."""
     may_give_up: bool

@@ -41,9 +41,9 @@ class PeerEvent(StrEnum):
     """Something that happens to a node."""
 
     HEARD = "heard"
-    """It is there."""
+    """The peer is there."""
     RESTARTED = "restarted"
-    """It is there with a new epoch."""
+    """The peer is there with a new epoch."""
     LEFT = "left"
     """Nothing has been heard of it for the time-out."""
     TWIN = "twin"

@@ -67,7 +67,7 @@ class _Recovered:
     put: RangeSet = field(default_factory=RangeSet)
     """Serials that we have put on this network."""
     sent: dict[int, int] = field(default_factory=dict)
-    """Of those that we hold the number under which we have put them here last; 0: it waits to go."""
+    """For each that we hold the number under which we have put them here last; 0: it waits to go."""
     edge: int = 0
     """The greatest serial that has come here, but for repairs."""
     repaired_at: float = -inf
@@ -368,7 +368,7 @@ class LogRecovery:
         self._next = min(self._next, missing.due())
 
     def _note_wishes(self, here: _Recovered, serials: Iterable[int], now: float) -> None:
-        """Of these those that we have not put here are answered by others first."""
+        """Wishes for what we have not put here are answered by others first."""
         delay = self.delay
         for serial in serials:
             wish = here.wishes.get(serial)

@@ -40,9 +40,9 @@ class Asker(NamedTuple):
 
     sender: bytes
     is_known: bool
-    """It has announced itself."""
+    """The asker has announced itself."""
     is_overrun: bool
-    """It loses most of what somebody sends."""
+    """The asker loses most of what somebody sends."""
     rate: float
 
 

@@ -13,8 +13,8 @@ from jbi_pubsub.network.log import LogId
 from jbi_pubsub.network.recovery import LogRecovery
 
 NUMBER_BITS: Final = 32
-"""Of a datagram's number those of one start of its sender; above them is the epoch. More datagrams than these have room
-for take those of the next epochs: none will begin in these seconds."""
+"""Bits of a datagram's number that are of one start of its sender; above them is the epoch. More datagrams than these
+have room for take those of the next epochs: none will begin in these seconds."""
 LACKED_SECONDS: Final = 30.0
 """For so long a network loses where it has lost something."""
 END_SHARE: Final = 0.06
@@ -29,7 +29,7 @@ class SideTerms(NamedTuple):
     rate: float = 0.0
     """Bytes a second; 0: it is found."""
     is_lossless: bool = False
-    """What is sent comes: nothing is asked for but what is announced."""
+    """All that is sent comes: nothing is asked for but what is announced."""
     reduced_relay: bool = False
     """Publications alone are carried on from it and to it; neither questions nor announcements are, nor repairs."""
     burst_seconds: float = 0.0

@@ -37,7 +37,7 @@ OPEN_SECONDS: Final = 10.0
 GAP_SECONDS: Final = 60.0
 """For a message that others have overtaken."""
 IDLE_SECONDS: Final = 3_600.0
-"""Of a stream over which nothing goes."""
+"""Life of a stream over which nothing goes."""
 WHY_MOST: Final = 500
 _Id = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
@@ -140,11 +140,11 @@ class NodeStream:
     why: str = ""
     """Cause of its reset; "": there was none."""
     epoch: int = -1
-    """How often the other node had been started; -1: it was not heard yet."""
+    """Epoch of the other node; -1: it was not heard yet."""
     going: _Going = field(default_factory=_Going)
     coming: _Coming = field(default_factory=_Coming)
     inbox: deque[bytes] = field(default_factory=deque)
-    """What has come in order, and is not taken."""
+    """Pieces that have come in order, and are not taken."""
 
     @property
     def room(self) -> int:

@@ -123,7 +123,7 @@ class _StreamPipe:
     events: int = 0
     """Those that the selector waits for."""
     is_shut: bool = False
-    """It was told that nothing more comes."""
+    """The other end was told that nothing more comes."""
 
     def write(self, streams: Streams, lock: threading.Condition) -> None:
         """Write what has come, as much as it takes. Raises OSError."""
@@ -181,7 +181,7 @@ class Tunnels:
         self._changed: dict[NodeStream, None] = {}
         self._doors: dict[tuple[bytes, str], _TunnelDoor] = {}
         self._pipes: dict[NodeStream, _StreamPipe] = {}
-        """Of our thread alone, as all below."""
+        """Pipes are of our thread alone, as all below."""
         self._selector = selectors.DefaultSelector()
         self._todo: deque[Callable[[], None]] = deque()
         self._is_busy = False

@@ -34,11 +34,11 @@ class VolunteerState(Enum):
     SILENT = auto()
     """Enough others keep it."""
     WAITING = auto()
-    """It is going to offer, when its time has come."""
+    """The node is going to offer, when its time has come."""
     OFFERED = auto()
-    """It has offered, and nothing was said since."""
+    """The node has offered, and nothing was said since."""
     KEEPING = auto()
-    """It was accepted."""
+    """The node was accepted."""
     OVER = auto()
     """The registration has ended, and all of it has come."""
 
@@ -53,7 +53,7 @@ class VolunteerEvent(Enum):
     DUE = auto()
     """The time of its offer has come."""
     ACCEPTED = auto()
-    """It stands among those that were accepted."""
+    """The node stands among those that were accepted."""
     ENDED = auto()
     """Nothing more comes of the registration."""
 

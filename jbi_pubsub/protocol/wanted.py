@@ -1,5 +1,5 @@
-"""What subscriptions at a delegate ask of registrations that bridges relay to it: so that whoever is on the other side
-need not send what nobody wants."""
+"""Interest of the subscriptions at a delegate in registrations that bridges relay to it: so that whoever is on the
+other side need not send what nobody wants."""
 
 from __future__ import annotations
 

@@ -24,8 +24,7 @@ END_SECONDS: Final = 2.0
 
 
 class InterestWatch:
-    """What one delegate wants; of another one that takes over the same is asked. While there is none the last answer
-    counts."""
+    """Interest of one delegate, or of another one that has taken over. While there is none the last answer counts."""
 
     def __init__(
         self,

@@ -74,7 +74,7 @@ class _HeardSession:
         return behind < 0 or (behind < WINDOW and not self.bits >> behind & 1)
 
     def note(self, number: int) -> None:
-        """It has come."""
+        """Note that it has come."""
         ahead = number - self.top
         if ahead <= 0:
             self.bits |= 1 << -ahead

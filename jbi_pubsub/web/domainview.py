@@ -54,7 +54,7 @@ class DomainLink(msgspec.Struct, frozen=True):
 
 
 class DomainStatus(msgspec.Struct, frozen=True):
-    """What there is to be told of a domain. Applications and clients are the properties that they are offered with;
+    """Status of a domain. Applications and clients are the properties that they are offered with;
     `offers` are numbers by service type."""
 
     number: int

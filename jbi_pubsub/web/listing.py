@@ -94,7 +94,7 @@ class Subscribed(msgspec.Struct, frozen=True):
 
 
 class Next(msgspec.Struct, frozen=True):
-    """What has come; `last` is what `after` of the next request takes."""
+    """Events that have come; `last` is what `after` of the next request takes."""
 
     objects: tuple[ObjectSaid, ...]
     lost: tuple[LossSaid, ...]
@@ -112,7 +112,7 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class Counted(msgspec.Struct, frozen=True):
-    """How many objects there are; `partial` names archives that could not say."""
+    """Number of objects; `partial` names archives that could not say."""
 
     count: int
     partial: tuple[str, ...]
@@ -163,7 +163,7 @@ class QueryAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Descriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a metadata repository keeps: `kind` is type, attribute, or property (of the type; `name`, `value_base64`)."""
+    """Entry of a metadata repository: `kind` is type, attribute, or property (of the type; `name`, `value_base64`)."""
 
     kind: Literal["type", "attribute", "property"]
     type: TypeText
@@ -228,7 +228,7 @@ class CapiObjects(msgspec.Struct, frozen=True):
 
 
 class Id(msgspec.Struct, frozen=True):
-    """Of an object."""
+    """Id of an object."""
 
     id: str
 
@@ -240,7 +240,7 @@ class MissingAnswers(msgspec.Struct, frozen=True):
 
 
 class ResultCount(msgspec.Struct, frozen=True):
-    """Of a query."""
+    """Number of results of a query."""
 
     count: int
 

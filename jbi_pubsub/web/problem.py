@@ -33,7 +33,7 @@ _TITLES: Final = {"argument": "Invalid request", "unknown_uid": "Unknown resourc
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """What is wrong, and how to mend it. `code` names our class of error, `facts` the same as plain values."""
+    """Problem of a request, and how to mend it. `code` names our class of error, `facts` the same as plain values."""
 
     type: str
     title: str

@@ -76,7 +76,7 @@ class RelayedInterest:
         self._told: Cache[tuple[str, bool], tuple[Stamp | None, Wanted]] = Cache(BRIDGES_MOST)
 
     def wanted(self, bridge: str, after: int, timeout: float, *, members: bool = False) -> Wanted:
-        """What is wanted of relayed registrations, as soon as it is not that of revision `after`, or after `timeout`
+        """Interest in relayed registrations, as soon as it is not that of revision `after`, or after `timeout`
         seconds. Subscriptions to what is published here alone do not count, nor do those of that bridge, which wants
         for the other side what is published here; those of other bridges do, for whoever is behind them. What is
         archived is wanted as a whole. `members`: with who wants it."""

@@ -79,7 +79,7 @@ class NodeContent:
 
 
 class SchemaOutline:
-    """What documents of one type can have. Immutable but for what it remembers, whose single steps are atomic."""
+    """Outline of the documents of one type. Immutable but for what it remembers, whose single steps are atomic."""
 
     def __init__(self, documents: Iterable[Element], root: str) -> None:
         """`documents` are those of the schema, `root` is the document element. Raises UnclearError."""
@@ -115,7 +115,7 @@ class SchemaOutline:
                 self._derived.setdefault(base, []).append(part)
 
     def content(self, node: SchemaNode) -> NodeContent:
-        """What an element can hold. Raises UnclearError."""
+        """Content that an element can hold. Raises UnclearError."""
         found = self._contents.get(node.declaration)
         if found is None:
             found = NodeContent()

@@ -97,7 +97,7 @@ class System(NamedTuple):
     outcomes: Map[tuple[int, str, str], str] = Map()
     """Outcomes of saves, restores and points, by federation, kind and label."""
     memories: tuple[witness.Memory, ...] = ()
-    """What federates were told and have done."""
+    """Memories of what federates were told and have done."""
 
 
 class Anomaly(NamedTuple):

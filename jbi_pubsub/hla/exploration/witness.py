@@ -44,7 +44,7 @@ ENDS: Final = {
 _MESSAGES: Final = {"reflect_attribute_values": "update_attribute_values", "receive_interaction": "send_interaction"}
 
 Found = Iterator[tuple[str, str]]
-"""What is wrong, and how."""
+"""Faults: the rule that is broken, and its story."""
 
 
 def plain(name: str) -> str:

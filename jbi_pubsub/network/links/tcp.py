@@ -61,7 +61,7 @@ class _TcpPeer:
         self.backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
         self.retry_at = 0.0
         self.id = b""
-        """Who was there last."""
+        """The node that was there last."""
         self.is_open = False
 
 
@@ -77,7 +77,7 @@ class _TcpConnection:
         """None: it has come to us."""
         self.heard = now
         self.id = b""
-        """Of the other end, as soon as it has said hello."""
+        """Id of the other end, as soon as it has said hello."""
         self.is_connecting = peer is not None
         self.coming = bytearray()
         self.going = bytearray()
@@ -116,7 +116,7 @@ class _TcpConnection:
             del self.coming[:at]
 
     def put(self, datagram: bytes) -> None:
-        """It goes with the next `flush`."""
+        """Let a datagram go with the next `flush`."""
         self.going += _LENGTH.pack(len(datagram))
         self.going += datagram
 
@@ -294,7 +294,7 @@ class TcpLink:
         self._selector.register(connection.sock, selectors.EVENT_READ | selectors.EVENT_WRITE, connection)
 
     def _go_on(self, connection: _TcpConnection) -> None:
-        """It can be written to, or could not be connected."""
+        """Go on with a connection that can be written to, or could not be made."""
         if connection.is_connecting:
             if error := connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 raise OSError(error, os.strerror(error))
@@ -321,7 +321,7 @@ class TcpLink:
             self._lost += 1
 
     def _meet(self, connection: _TcpConnection) -> bool:
-        """It has said hello; whether it stays."""
+        """Meet an end that has said hello; whether it stays."""
         if connection.peer is not None:
             connection.peer.id = connection.id
         if connection.id == self._id:

@@ -63,7 +63,7 @@ class UdpLink:
         self._waited: tuple[socket.socket, ...] = ()
         self._passed = PassedOn() if peers else None
         self._faults: Counter[str] = Counter()
-        """Of sockets that are no more."""
+        """Faults of sockets that are no more."""
         self._dropped = 0
         self._told: dict[str, str] = {}
         """Trouble by interface, until it is over."""

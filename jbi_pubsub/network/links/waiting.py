@@ -30,7 +30,7 @@ class LinkWaiter:
         self._registered: list[Sequence[Waitable]] = [()] * len(links)
         self._coming: deque[tuple[int, bytes]] = deque()
         self._bytes = 0
-        """Of these."""
+        """Bytes of what waits."""
         self._selector = selectors.DefaultSelector()
         self._wake_in, self._wake_out = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._selector.register(self._wake_in, selectors.EVENT_READ, (_WAKING, None))
