@@ -42,7 +42,8 @@ def client(given: _Client) -> int:
     jbi client script.toml --log events.jsonl --json
     jbi client script.toml --check
     """
-    from jbi_pubsub.web.panels import Panels, read, run  # here: `jbi --help` starts faster without
+    from jbi_pubsub.web.panels import Panels, run  # here: `jbi --help` starts faster without
+    from jbi_pubsub.web.script import read
 
     script = read(given.file)
     if given.only_check:

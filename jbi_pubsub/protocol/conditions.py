@@ -11,7 +11,7 @@ from jbi_pubsub.core.errors import ConfigurationError, OversizeError
 from jbi_pubsub.core.near import near_name
 from jbi_pubsub.core.quality import checked_wish
 from jbi_pubsub.core.xpath import PayloadFilter, Predicate, compile_filter, compile_predicate
-from jbi_pubsub.core.xpath.language.conditions import MAX_CONJUNCTS
+from jbi_pubsub.core.xpath.language.analysis import MAX_CONJUNCTS
 from jbi_pubsub.core.xpath.predicate import XPATH, compiler_of
 from jbi_pubsub.core.xpath.view import inside
 from jbi_pubsub.protocol.requests import (

@@ -22,7 +22,8 @@ from jbi_pubsub.core.values import converted
 from .console import LOOK_SECONDS, Console, action, add_action, region, said, show_rows, table, words
 from .guests import GuestSubscriber
 from .objects import shown
-from .panels import ROLES, ConnectionPanel, Event, Panels, PublisherPanel, QueryPanel, SubscriberPanel
+from .panels import Event, Panels
+from .script import ROLES, ConnectionPanel, PublisherPanel, QueryPanel, SubscriberPanel
 
 LOG: Final = 50
 """Events that are shown."""

@@ -15,7 +15,7 @@ from msgspec import UNSET
 from jbi_pubsub.core.info_object import Cause
 from jbi_pubsub.core.quality import Contract, Unmet
 from jbi_pubsub.core.xpath import CHARGED, Charge, PayloadFilter, Predicate
-from jbi_pubsub.core.xpath.language.conditions import MAX_CONJUNCTS
+from jbi_pubsub.core.xpath.language.analysis import MAX_CONJUNCTS
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.protocol.conditions import MANY_ATTRIBUTE, compile_conditions
 from jbi_pubsub.protocol.requests import SubscriptionRequest

@@ -19,17 +19,8 @@ from jbi_pubsub.core.config import ArchiveSection, Config
 from jbi_pubsub.core.errors import BackPressureError, ConfigurationError, JbiError, UnknownUidError
 from jbi_pubsub.node.service import NodeService
 from jbi_pubsub.web import panels as room
-from jbi_pubsub.web.panels import (
-    ConnectionPanel,
-    Event,
-    Panels,
-    PublisherPanel,
-    QueryPanel,
-    Script,
-    SubscriberPanel,
-    read,
-    run,
-)
+from jbi_pubsub.web.panels import Event, Panels, run
+from jbi_pubsub.web.script import ConnectionPanel, PublisherPanel, QueryPanel, Script, SubscriberPanel, read
 
 from .conftest import of
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, KeysView, Sequence
 from typing import Final, Generic, TypeVar
 
+from .language.analysis import skeleton
 from .language.conditions import (
     EQUAL,
     EXISTS,
@@ -30,7 +31,6 @@ from .language.conditions import (
     UNEQUAL,
     Condition,
     Conjunct,
-    skeleton,
 )
 from .language.terms import Parameter, Term, is_relative
 from .predicate import XPATH, Predicate

@@ -28,7 +28,7 @@ from jbi_pubsub.core.errors import JbiError, OversizeError, PredicateError
 from jbi_pubsub.core.near import near_hint
 from jbi_pubsub.core.wire.places import in_turn
 from jbi_pubsub.core.xml import Element
-from jbi_pubsub.core.xpath.language import conditions
+from jbi_pubsub.core.xpath.language import analysis, conditions
 from jbi_pubsub.core.xpath.language.budget import CHARGED, Charge
 from jbi_pubsub.core.xpath.language.conditions import ConditionPlan
 from jbi_pubsub.core.xpath.language.cost import (
@@ -255,7 +255,7 @@ class Predicate:
 
     def _compile(self) -> etree.XPath:
         before, behind = self._shape.frame
-        evaluated = self._shape.evaluated(self.expression, conditions.skeleton(self.expression)[1])
+        evaluated = self._shape.evaluated(self.expression, analysis.skeleton(self.expression)[1])
         compiled = compiled_xpath(before + evaluated + behind, dict(self.namespaces))
         if self._evaluators is None or len(self._evaluators) >= MAX_THREADS:
             self._evaluators = {}
@@ -313,7 +313,7 @@ def compile_predicate(
     namespaces: Mapping[str, str] = NO_NAMESPACES,
     language: str = XPATH,
     argument: str = "predicate",
-    most: int = conditions.MAX_CONJUNCTS,
+    most: int = analysis.MAX_CONJUNCTS,
 ) -> Predicate:
     """The predicate that `expression` stands for; `namespaces` binds its prefixes; `most`: conjuncts of its plan;
     of who may have more of them than usual it counts as true where it costs too much: that is for many at once, of whom
@@ -327,7 +327,7 @@ def compile_predicate(
     bound = tuple(sorted(namespaces.items())) if namespaces else ()
     if language != XPATH:
         return _foreign(expression, bound, language, argument)
-    cut, holes = conditions.skeleton(expression)
+    cut, holes = analysis.skeleton(expression)
     shape = _shapes.get((cut, bound, most)) if expression.isascii() else None
     if shape is None:
         shape, seen = analysed(expression, namespaces, argument, is_filter=False, most=most)
@@ -340,7 +340,7 @@ def compile_predicate(
     if constants is None:
         shape, constants = msgspec.structs.replace(shape, plan=_IRREGULAR), ()
     predicate = Predicate(expression, bound, XPATH, shape, constants, holes)
-    predicate.is_lenient = most > conditions.MAX_CONJUNCTS
+    predicate.is_lenient = most > analysis.MAX_CONJUNCTS
     if not predicate.evaluates:
         return predicate
     if predicate.cost > MAX_COST:  # by its literals: its shape alone was not too costly
@@ -386,7 +386,7 @@ def analysed(
     argument: str,
     *,
     is_filter: bool,
-    most: int = conditions.MAX_CONJUNCTS,
+    most: int = analysis.MAX_CONJUNCTS,
 ) -> tuple[PredicateShape, list[str]]:
     """The shape of an XPath expression, and its literals as written; what is no XPath raises PredicateError.
 
@@ -420,7 +420,7 @@ def _analysed(
             expression=expression,
             position=position,
         ) from exc
-    plan = conditions.analyse(parsed, namespaces, most)
+    plan = analysis.analyse(parsed, namespaces, most)
     if is_filter or plan.is_opaque:
         literal = longest(parsed.holes)
         try:
