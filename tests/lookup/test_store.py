@@ -20,12 +20,13 @@ import pytest
 from jbi_pubsub.core.errors import LeaseDeniedError, StorageError
 from jbi_pubsub.core.lease import FixedLeasePeriodPolicy
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.lookup import store as store_module
+from jbi_pubsub.lookup import store_file as store_module
 from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.lookup.events import NUMBER_JUMP
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.lookup.registrar import Registrar
-from jbi_pubsub.lookup.store import LOG_BYTES, VACUUM_PAGES, Store
+from jbi_pubsub.lookup.store import Store
+from jbi_pubsub.lookup.store_file import LOG_BYTES, VACUUM_PAGES, StoreFile
 
 COMMENT = define("Comment", {"text": str})
 NOW, WALL = 100.0, 1_700_000_000.0
@@ -224,7 +225,7 @@ def test_a_file_without_a_clock_went_by_the_wall_clock(path):
     registrar, store = start(path)
     registrar.register(item("p"), 100.0, NOW)
     store.sync()
-    store._base.execute("DELETE FROM meta WHERE name = 'clock'")
+    store._file._base.execute("DELETE FROM meta WHERE name = 'clock'")
     store.close()
     registrar, store = start(path, 5.0, WALL + 150.0, boot="one")
     assert names(registrar, 5.0) == {"p"}
@@ -324,7 +325,7 @@ def test_a_start_needs_no_room_on_the_disk_and_numbers_events_anew_each_time(pat
     store.close()
 
     def start_full(later: float) -> tuple[Registrar, Store]:
-        full = mock.patch.object(Store, "_put_meta", side_effect=StorageError("the disk is full", hint="Free some"))
+        full = mock.patch.object(StoreFile, "_put_meta", side_effect=StorageError("the disk is full", hint="Free some"))
         with full:
             store = Store(path)
             state = store.recover(NOW, WALL + later)
@@ -358,7 +359,7 @@ def test_nothing_that_waits_is_lost_when_a_commit_fails(path):
     """Given a commit that fails, what is renewed or dropped meanwhile lands on top of what waited."""
     registrar, store = start(path)
     store.sync()
-    store._base.execute("PRAGMA max_page_count = 1")
+    store._file._base.execute("PRAGMA max_page_count = 1")
     a = registrar.register(item("a", "x" * 9000), 100.0, NOW).result
     b = registrar.register(item("b"), 100.0, NOW).result
     with pytest.raises(StorageError):
@@ -367,7 +368,7 @@ def test_nothing_that_waits_is_lost_when_a_commit_fails(path):
     registrar.cancel(b.lease_id, NOW)
     with pytest.raises(StorageError):
         store.sync()
-    store._base.execute("PRAGMA max_page_count = 100000")
+    store._file._base.execute("PRAGMA max_page_count = 100000")
     store.close()
     registrar, store = start(path, NOW, WALL + 5000.0)
     assert names(registrar) == {"a"}
@@ -494,7 +495,7 @@ def test_no_flipped_bit_changes_what_is_read(path):
         try:
             state = store.recover(NOW, WALL)
         finally:
-            store._base.close()
+            store._file._base.close()
         items = [(kept.item, kept.lease_id, kept.expires, kept.owner) for kept in state.items]
         interests = [(msgspec.structs.replace(kept.interest, number=0), kept.expires) for kept in state.interests]
         return state.admin, sorted(items, key=str), interests
