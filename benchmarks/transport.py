@@ -18,7 +18,8 @@ from typing import Any
 
 from jbi_pubsub.core.info_object import Head, Parcel, pack
 from jbi_pubsub.core.wire.hub import SenderHub
-from jbi_pubsub.core.wire.stream import BATCH, FRAME, Window, _split
+from jbi_pubsub.core.wire.stream import BATCH, FRAME, split
+from jbi_pubsub.core.wire.window import Window
 from jbi_pubsub.pad.egress.budget import Budget
 from jbi_pubsub.pad.egress.session import Deliveries, SubscriberSession
 from jbi_pubsub.pad.model.subscription import Subscription, compile_subscription
@@ -68,7 +69,7 @@ def measure(size: int, at_once: int) -> dict[str, float]:
     bodies = [memoryview(frame)[FRAME.size + BATCH.size :] for frame in frames]
 
     def parted() -> list[list[memoryview]]:
-        return [_split(body, at_once) for body in bodies]
+        return [split(body, at_once) for body in bodies]
 
     def read(batches: list[list[memoryview]]) -> list[list[Parcel]]:
         return [[Parcel.received(_whole(item, {})[2] or b"") for item in items] for items in batches]

@@ -21,7 +21,8 @@ from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import JbiError, StudyError, WireError
 from jbi_pubsub.core.info_object import Head, Parcel, SchemaBundle, TypeName, object_id_of, pack
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.core.wire.stream import Receiver, StreamSocket
+from jbi_pubsub.core.wire.receiver import Receiver
+from jbi_pubsub.core.wire.stream_socket import StreamSocket
 from jbi_pubsub.core.xml import Element, parse_metadata
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.lookup.item import ServiceItem

@@ -14,7 +14,7 @@ import msgspec
 from jbi_pubsub.core.errors import ErrorReport, JbiError, ProtocolError, WireError, rebuild
 from jbi_pubsub.core.guard import guarded, note
 from jbi_pubsub.core.values import converted, decoded, decoder_of
-from jbi_pubsub.core.wire.stream import StreamSocket
+from jbi_pubsub.core.wire.stream_socket import StreamSocket
 
 from .exceptions import NotConnected
 from .sessions import FRAME_MOST, LENGTH, Said, received, whole_frames

@@ -17,7 +17,7 @@ from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import JbiError, UnknownUidError, WireError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
-from jbi_pubsub.core.wire.stream import Sender
+from jbi_pubsub.core.wire.sender import Sender
 from jbi_pubsub.protocol.replies import OpenReply, Registered
 from jbi_pubsub.protocol.services import Claims, DelegateProxy
 

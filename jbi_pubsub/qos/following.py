@@ -27,7 +27,9 @@ from jbi_pubsub.core.toml import MAX_BYTES
 from jbi_pubsub.core.values import converted, decoded, decoder_of
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import DATA, dial
-from jbi_pubsub.core.wire.stream import Hello, Receiver, StreamSocket, greet
+from jbi_pubsub.core.wire.handshake import Hello, greet
+from jbi_pubsub.core.wire.receiver import Receiver
+from jbi_pubsub.core.wire.stream_socket import StreamSocket
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.policy.file import parse

@@ -11,7 +11,9 @@ from jbi_pubsub.core.errors import JbiError, WireError
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
-from jbi_pubsub.core.wire.stream import Hello, Receiver, StreamSocket, greet
+from jbi_pubsub.core.wire.handshake import Hello, greet
+from jbi_pubsub.core.wire.receiver import Receiver
+from jbi_pubsub.core.wire.stream_socket import StreamSocket
 
 log = logging.getLogger("jbi_pubsub.lookup")
 

@@ -27,7 +27,8 @@ from jbi_pubsub.core.config import QosSection
 from jbi_pubsub.core.errors import ErrorReport, JbiError, ProtocolError, StorageError, UnknownUidError, report
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import Parcel
-from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES, Receiver
+from jbi_pubsub.core.wire.receiver import Receiver
+from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES
 from jbi_pubsub.pad.ingress.deferred import Entry, LaneBatch
 from jbi_pubsub.pad.ingress.lane import RegistrationLane, UnsyncedBatch
 from jbi_pubsub.pad.ingress.persistence import Refused

@@ -19,7 +19,8 @@ from jbi_pubsub.core.access import AllowAll
 from jbi_pubsub.core.config import MetricsSection, PadSection
 from jbi_pubsub.core.errors import ProtocolError
 from jbi_pubsub.core.wire.endpoint import DATA, Caller, Security, dial
-from jbi_pubsub.core.wire.stream import Hello, StreamSocket, greet
+from jbi_pubsub.core.wire.handshake import Hello, greet
+from jbi_pubsub.core.wire.stream_socket import StreamSocket
 from jbi_pubsub.hla import exceptions as exc
 from jbi_pubsub.hla.ambassador import RTIAmbassador
 from jbi_pubsub.hla.calls import FederateRights

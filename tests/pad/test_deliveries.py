@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
-from jbi_pubsub.core.wire.stream import ACK, BATCH, ITEMS, Hello, StreamSocket, greet
+from jbi_pubsub.core.wire.handshake import Hello, greet
+from jbi_pubsub.core.wire.stream import ACK, BATCH, ITEMS
+from jbi_pubsub.core.wire.stream_socket import StreamSocket
 from jbi_pubsub.pad.server.server import DisseminationServer
 from jbi_pubsub.protocol.requests import SubscriptionRequest
 from jbi_pubsub.protocol.services import SUBSCRIPTIONS

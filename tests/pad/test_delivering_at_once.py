@@ -16,7 +16,8 @@ from jbi_pubsub.core.errors import WireError
 from jbi_pubsub.core.info_object import Head, Parcel, pack
 from jbi_pubsub.core.wire import hub as hub_module
 from jbi_pubsub.core.wire.hub import SenderHub
-from jbi_pubsub.core.wire.stream import Receiver, StreamSocket
+from jbi_pubsub.core.wire.receiver import Receiver
+from jbi_pubsub.core.wire.stream_socket import StreamSocket
 from jbi_pubsub.pad.egress.budget import Budget
 from jbi_pubsub.pad.egress.queue import backlog_of
 from jbi_pubsub.pad.egress.session import Deliveries, SubscriberSession

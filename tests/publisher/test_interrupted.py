@@ -12,7 +12,7 @@ import pytest
 from jbi_pubsub import PublisherAdapter, PublisherAdapterLight, SubscriberAdapter
 from jbi_pubsub.core.config import LeaseSection
 from jbi_pubsub.core.errors import AdapterStateError
-from jbi_pubsub.core.wire.stream import Sender
+from jbi_pubsub.core.wire.sender import Sender
 from jbi_pubsub.pad.server.server import DisseminationServer
 from jbi_pubsub.publisher import lanes, registrations
 from jbi_pubsub.publisher.connection import DelegateConnection

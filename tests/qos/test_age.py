@@ -14,7 +14,10 @@ from jbi_pubsub import Config, RegistrationUid, Wish
 from jbi_pubsub.core.errors import WireError
 from jbi_pubsub.core.info_object import Cause, Head, Parcel, pack
 from jbi_pubsub.core.quality import Contract, Settings
-from jbi_pubsub.core.wire.stream import MAX_BATCH_ITEMS, Receiver, Sender, StreamSocket
+from jbi_pubsub.core.wire.receiver import Receiver
+from jbi_pubsub.core.wire.sender import Sender
+from jbi_pubsub.core.wire.stream import MAX_BATCH_ITEMS
+from jbi_pubsub.core.wire.stream_socket import StreamSocket
 from jbi_pubsub.pad.egress.queue import Waiting
 from jbi_pubsub.pad.mail.letters import Loss
 from jbi_pubsub.pad.server.data import _runs

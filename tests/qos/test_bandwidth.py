@@ -25,7 +25,9 @@ from jbi_pubsub.core.info_object import Cause, Head, LossNotice, Parcel, pack
 from jbi_pubsub.core.quality import Contract, LinkTerms, QueuePolicy, Settings, Space, Strategy
 from jbi_pubsub.core.scheduling import ALL_LEVELS
 from jbi_pubsub.core.wire.hub import HubSender, SenderHub, Transport
-from jbi_pubsub.core.wire.stream import CHUNK_BYTES, Receiver, StreamSocket
+from jbi_pubsub.core.wire.receiver import Receiver
+from jbi_pubsub.core.wire.stream import CHUNK_BYTES
+from jbi_pubsub.core.wire.stream_socket import StreamSocket
 from jbi_pubsub.pad.egress.budget import Budget
 from jbi_pubsub.pad.egress.levels import LevelledSession
 from jbi_pubsub.pad.egress.queue import Backlog, Waiting

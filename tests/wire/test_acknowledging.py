@@ -11,8 +11,11 @@ from contextlib import suppress
 import pytest
 
 from jbi_pubsub.core.errors import WireError, WireTimeoutError
-from jbi_pubsub.core.wire import stream
-from jbi_pubsub.core.wire.stream import ACK, BATCH, ITEMS, LENGTH, MAX_BATCH_BYTES, Receiver, StreamSocket
+from jbi_pubsub.core.wire import receiver as receiver_module
+from jbi_pubsub.core.wire.receiver import Receiver
+from jbi_pubsub.core.wire.stream import ACK, BATCH, ITEMS, LENGTH, MAX_BATCH_BYTES
+from jbi_pubsub.core.wire.stream_socket import StreamSocket
+from jbi_pubsub.core.wire.window import WINDOW_BATCHES
 
 pytestmark = pytest.mark.processes
 
@@ -115,7 +118,7 @@ def test_full_batches_do_not_wait(peer: Peer) -> None:
 
 def test_on_an_idle_line_nothing_waits(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a line on which everything comes after a pause
-    monkeypatch.setattr(stream, "ACK_SECONDS", 0.0)
+    monkeypatch.setattr(receiver_module, "ACK_SECONDS", 0.0)
     waits: list[float] = []
     has_more = StreamSocket.has_more
 
@@ -137,7 +140,7 @@ def test_on_a_busy_line_an_acknowledgement_waits_for_a_moment_and_no_longer(
     peer: Peer, eventually: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a line that was acknowledged a moment ago
-    monkeypatch.setattr(stream, "ACK_SECONDS", 1000.0)
+    monkeypatch.setattr(receiver_module, "ACK_SECONDS", 1000.0)
     waits: list[float] = []
     come = threading.Event()
     has_more = StreamSocket.has_more
@@ -210,10 +213,10 @@ def test_no_more_wait_for_the_disk_than_a_sender_has_under_way(slow: Slow, event
     slow.begin()
     slow.send(*[10] * 40)
     # Expect the receiver to take as many as it may, and one
-    eventually(lambda: len(slow.received) > stream.WINDOW_BATCHES)
+    eventually(lambda: len(slow.received) > WINDOW_BATCHES)
     assert slow.acknowledged(1) == [0]
     slow.expect_no_more()
-    assert len(slow.received) == stream.WINDOW_BATCHES + 1
+    assert len(slow.received) == WINDOW_BATCHES + 1
 
 
 def test_what_could_not_be_settled_is_asked_for_again(slow: Slow) -> None:

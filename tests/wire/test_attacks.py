@@ -32,8 +32,10 @@ from jbi_pubsub.core.wire.endpoint import (
     Security,
     dial,
 )
+from jbi_pubsub.core.wire.handshake import Hello, Tokens, greet
 from jbi_pubsub.core.wire.ref import PROTOCOL, ServiceRef
-from jbi_pubsub.core.wire.stream import FRAME, HELLO, MAX_FRAME_BYTES, Hello, StreamSocket, Tokens, greet
+from jbi_pubsub.core.wire.stream import FRAME, HELLO, MAX_FRAME_BYTES
+from jbi_pubsub.core.wire.stream_socket import StreamSocket
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.pad.server.server import DisseminationServer

@@ -15,11 +15,15 @@ import pytest
 
 from jbi_pubsub.core.errors import WireError
 from jbi_pubsub.core.guard import faults
-from jbi_pubsub.core.wire import stream
+from jbi_pubsub.core.info_object import Part
+from jbi_pubsub.core.wire import sender as sender_module
 from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.core.wire.endpoint import Endpoint, Security
 from jbi_pubsub.core.wire.hub import HubSender, SenderHub
-from jbi_pubsub.core.wire.stream import ACK, BATCH, FRAME, Part, Receiver, Sender, StreamSocket
+from jbi_pubsub.core.wire.receiver import Receiver
+from jbi_pubsub.core.wire.sender import Sender
+from jbi_pubsub.core.wire.stream import ACK, BATCH, FRAME
+from jbi_pubsub.core.wire.stream_socket import StreamSocket
 
 pytestmark = pytest.mark.processes
 
@@ -264,7 +268,7 @@ def test_a_fault_in_sending_loses_nothing_and_the_next_connection_goes_on(
     where: str, counted: Counting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a sender of five items, of whose steps one fails once
-    monkeypatch.setattr(stream, "TAKE_SECONDS", 0.02)
+    monkeypatch.setattr(sender_module, "TAKE_SECONDS", 0.02)
     source = Numbers(5)
     acked: list[int] = []
     sender = Sender(source, name="guarded", acked=lambda count, _note: acked.append(count))

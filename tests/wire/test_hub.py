@@ -16,21 +16,13 @@ import pytest
 import trustme
 
 from jbi_pubsub.core.errors import WireError
+from jbi_pubsub.core.info_object import Part
 from jbi_pubsub.core.wire import hub as hub_module
 from jbi_pubsub.core.wire.hub import LOOK_SECONDS, HubSender, SenderHub
-from jbi_pubsub.core.wire.stream import (
-    ACK,
-    ACK_BYTES,
-    BATCH,
-    FRAME,
-    LENGTH,
-    MAX_BATCH_BYTES,
-    MAX_BATCH_ITEMS,
-    WINDOW_BATCHES,
-    Part,
-    Receiver,
-    StreamSocket,
-)
+from jbi_pubsub.core.wire.receiver import Receiver
+from jbi_pubsub.core.wire.stream import ACK, ACK_BYTES, BATCH, FRAME, LENGTH, MAX_BATCH_BYTES, MAX_BATCH_ITEMS
+from jbi_pubsub.core.wire.stream_socket import StreamSocket
+from jbi_pubsub.core.wire.window import WINDOW_BATCHES
 
 pytestmark = pytest.mark.processes
 

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from jbi_pubsub.core.errors import WireError
-from jbi_pubsub.core.wire.stream import FRAME, ITEMS, MAX_FRAME_BYTES, StreamSocket
+from jbi_pubsub.core.wire.stream import FRAME, ITEMS, MAX_FRAME_BYTES
+from jbi_pubsub.core.wire.stream_socket import StreamSocket
 
 pytestmark = pytest.mark.processes
 

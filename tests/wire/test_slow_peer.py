@@ -9,7 +9,8 @@ import time
 import pytest
 
 from jbi_pubsub.core.errors import WireTimeoutError
-from jbi_pubsub.core.wire.stream import ITEMS, StreamSocket
+from jbi_pubsub.core.wire.stream import ITEMS
+from jbi_pubsub.core.wire.stream_socket import StreamSocket
 
 
 def pair() -> tuple[socket.socket, socket.socket]:

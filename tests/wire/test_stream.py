@@ -11,21 +11,14 @@ from contextlib import suppress
 import pytest
 
 from jbi_pubsub.core.errors import ProtocolError, WireError, WireTimeoutError
+from jbi_pubsub.core.info_object import Part
 from jbi_pubsub.core.wire.deflate import Compression
 from jbi_pubsub.core.wire.hub import HubSender, SenderHub
-from jbi_pubsub.core.wire.stream import (
-    ACK,
-    BATCH,
-    ITEMS,
-    LENGTH,
-    MAX_BATCH_ITEMS,
-    WINDOW_BATCHES,
-    WINDOW_BYTES,
-    Part,
-    Receiver,
-    Sender,
-    StreamSocket,
-)
+from jbi_pubsub.core.wire.receiver import Receiver
+from jbi_pubsub.core.wire.sender import Sender
+from jbi_pubsub.core.wire.stream import ACK, BATCH, ITEMS, LENGTH, MAX_BATCH_ITEMS
+from jbi_pubsub.core.wire.stream_socket import StreamSocket
+from jbi_pubsub.core.wire.window import WINDOW_BATCHES, WINDOW_BYTES
 from tests.conftest import eventually
 
 pytestmark = pytest.mark.processes

@@ -12,7 +12,7 @@ thread with a selector writes for all and reads all acknowledgements. Theory of 
   there is beyond a batch, TLS, compression, the end of a connection.
 - A stream's `_turning` is held by whoever uses its connection and window. The hub's thread waits for it, which is for
   one batch at most; others don't: what they have found busy they leave to the hub's thread.
-- The window, what is sent again after a reconnect, and the frames are those of Sender (see `stream`).
+- The window, what is sent again after a reconnect, and the frames are those of Sender (see `window`, `stream`).
 - A peer that takes nothing of what waits for SEND_SECONDS is disconnected, and may come back and resume. The time in
   which this thread was kept from its work counts for nobody.
 - The handshake is done by the connection's own thread, which then hands the socket over and ends.
@@ -42,18 +42,9 @@ from jbi_pubsub.core.guard import guarded, note
 from jbi_pubsub.core.info_object import Part
 
 from .deflate import Compression
-from .stream import (
-    ACK_BYTES,
-    FRAME,
-    MAX_BATCH_BYTES,
-    MAX_BATCH_ITEMS,
-    PACED_BATCHES,
-    SEND_SECONDS,
-    Batch,
-    Window,
-    acknowledged,
-    deflated,
-)
+from .stream import ACK_BYTES, FRAME, MAX_BATCH_BYTES, MAX_BATCH_ITEMS, acknowledged, deflated
+from .stream_socket import SEND_SECONDS
+from .window import PACED_BATCHES, Batch, Window
 
 log = logging.getLogger("jbi_pubsub.wire")
 

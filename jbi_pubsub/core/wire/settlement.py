@@ -1,4 +1,4 @@
-"""Batches that a receiver has handed on and may not acknowledge yet, as they are not on disk: see `stream`."""
+"""Batches that a receiver has handed on and may not acknowledge yet, as they are not on disk: see `receiver`."""
 
 from __future__ import annotations
 
