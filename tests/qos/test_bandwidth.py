@@ -24,7 +24,9 @@ from jbi_pubsub.core.errors import WireError
 from jbi_pubsub.core.info_object import Cause, Head, LossNotice, Parcel, pack
 from jbi_pubsub.core.quality import Contract, LinkTerms, QueuePolicy, Settings, Space, Strategy
 from jbi_pubsub.core.scheduling import ALL_LEVELS
-from jbi_pubsub.core.wire.hub import HubSender, SenderHub, Transport
+from jbi_pubsub.core.wire.hub import SenderHub
+from jbi_pubsub.core.wire.hub_connection import Transport
+from jbi_pubsub.core.wire.hub_sender import HubSender
 from jbi_pubsub.core.wire.receiver import Receiver
 from jbi_pubsub.core.wire.stream import CHUNK_BYTES
 from jbi_pubsub.core.wire.stream_socket import StreamSocket
@@ -171,7 +173,7 @@ def test_a_batch_holds_the_levels_that_it_is_allowed() -> None:
     assert scene.session._sender.levels() == 0b10101
     scene.read(levels=0b00100)
     assert scene.got == [(2, 1)]
-    assert scene.session._sender.level == 2
+    assert scene.session._sender.account.level == 2
     assert scene.session._sender.levels() == 0b10001
 
 
@@ -248,7 +250,7 @@ def send(scene: Scene, terms: LinkTerms, strategy: Strategy, seconds: float) -> 
         scene.read(most_bytes=link.quantum, levels=1 << turn[1])
         size += scene.bytes
         scene.acknowledge()
-        link.sent(ours, sender.level, size, scene.now)
+        link.sent(ours, sender.account.level, size, scene.now)
         link.arrived(ours, size, scene.now)
     return link
 
@@ -302,7 +304,7 @@ def test_a_piece_goes_in_no_batch_of_another_level() -> None:
     batches = []
     for _ in range(3):
         scene.read(most_bytes=1_000, levels=0b00001)
-        batches.append((scene.session._sender.level, len(scene.chunks), scene.got[:]))
+        batches.append((scene.session._sender.account.level, len(scene.chunks), scene.got[:]))
     assert batches == [(4, 2, []), (0, 2, [(2, 0)]), (4, 3, [(2, 0)])]
 
 
@@ -314,9 +316,9 @@ def test_an_object_for_several_goes_once_and_counts_as_what_the_most_important_m
     scene.session.offer([(low, _parcel(0)), (low, parcel), (high, parcel)])
     # Expect its own to go by itself, then the one that both have as a batch of the higher level
     scene.read(levels=0b00010)
-    assert (scene.got, scene.session._sender.level) == ([(1, 0)], 1)
+    assert (scene.got, scene.session._sender.account.level) == ([(1, 0)], 1)
     scene.read(levels=0b00010)
-    assert (scene.got[1:], scene.session._sender.level) == ([(1, 1), (2, 1)], 4)
+    assert (scene.got[1:], scene.session._sender.account.level) == ([(1, 1), (2, 1)], 4)
     scene.acknowledge()
     assert (low.delivered, high.delivered, scene.budget.used) == (2, 1, 0)
 
@@ -601,7 +603,7 @@ class Stream:
                 if levels >> level & 1 and count:
                     fitting = min(count, max_items, max(1, max_bytes // self._size))
                     self.waiting[level] -= fitting
-                    self.sender.level = level
+                    self.sender.account.level = level
                     self.took.append(level)
                     return [(bytes(self._size),)] * fitting
         return items

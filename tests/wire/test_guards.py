@@ -19,7 +19,8 @@ from jbi_pubsub.core.info_object import Part
 from jbi_pubsub.core.wire import sender as sender_module
 from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.core.wire.endpoint import Endpoint, Security
-from jbi_pubsub.core.wire.hub import HubSender, SenderHub
+from jbi_pubsub.core.wire.hub import SenderHub
+from jbi_pubsub.core.wire.hub_sender import HubSender
 from jbi_pubsub.core.wire.receiver import Receiver
 from jbi_pubsub.core.wire.sender import Sender
 from jbi_pubsub.core.wire.stream import ACK, BATCH, FRAME
@@ -192,8 +193,8 @@ def test_a_fault_in_the_hubs_own_work_does_not_end_it(
         # When others come, expect them to be served
         other = Stream(hub)
         while not once.failed.wait(0.01):
-            hub._unsent.add(first.sender)  # as if something waited: then stalled ones are looked for
-            hub.wake()
+            hub.stalls.unsent.add(first.sender)  # as if something waited: then stalled ones are looked for
+            hub.poll.wake()
     other.expect_item(1)
     first.left = 1
     first.sender.ready()

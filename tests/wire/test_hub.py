@@ -17,9 +17,11 @@ import trustme
 
 from jbi_pubsub.core.errors import WireError
 from jbi_pubsub.core.info_object import Part
-from jbi_pubsub.core.wire import hub as hub_module
-from jbi_pubsub.core.wire.hub import LOOK_SECONDS, HubSender, SenderHub
+from jbi_pubsub.core.wire import hub_sender
+from jbi_pubsub.core.wire.hub import SenderHub
+from jbi_pubsub.core.wire.hub_sender import HubSender
 from jbi_pubsub.core.wire.receiver import Receiver
+from jbi_pubsub.core.wire.stalls import LOOK_SECONDS
 from jbi_pubsub.core.wire.stream import ACK, ACK_BYTES, BATCH, FRAME, LENGTH, MAX_BATCH_BYTES, MAX_BATCH_ITEMS
 from jbi_pubsub.core.wire.stream_socket import StreamSocket
 from jbi_pubsub.core.wire.window import WINDOW_BATCHES
@@ -30,7 +32,7 @@ pytestmark = pytest.mark.processes
 @pytest.fixture(autouse=True)
 def _any_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests run in the main thread, for which the hub's sends."""
-    monkeypatch.setattr(hub_module, "in_main_thread", lambda: False)
+    monkeypatch.setattr(hub_sender, "in_main_thread", lambda: False)
 
 
 MEGABYTE = 1 << 20
@@ -275,7 +277,7 @@ def test_a_hub_that_was_kept_from_its_work_drops_nobody_for_that(field: Field, e
     ours, theirs = field.pair()
     stream.connect(ours)
     stream.give(*[bytes(MEGABYTE)] * 20)
-    eventually(lambda: stream.sender in hub._unsent)
+    eventually(lambda: stream.sender in hub.stalls.unsent)
 
     # When the hub is kept from its work for longer than a peer has, and works for a while then
     busy, go_on = threading.Event(), threading.Event()
@@ -668,7 +670,7 @@ def test_a_peer_that_takes_nothing_does_not_hold_up_who_sends(field: Field, even
     taken = len(stream.waiting)
 
     # Expect the hub's thread to know of it: the peer has its time, and is dropped when that is over
-    eventually(lambda: hub._unsent == {stream.sender})
+    eventually(lambda: hub.stalls.unsent == {stream.sender})
     field.pass_until(29.0)
     stream.sender.send()
     assert len(stream.waiting) == taken
@@ -799,7 +801,7 @@ def test_what_is_stopped_while_a_thread_sends_ends_behind_it(
     # When the hub, or the stream, is stopped, expect the connection to stay for as long as the thread uses it
     stopping = threading.Thread(target=hub.stop if whole else stream.sender.stop)
     stopping.start()
-    eventually(lambda: hub._stopping if whole else stream.sender._stopped)
+    eventually(lambda: hub.stopping if whole else stream.sender._stopped)
     assert stream.ended == []
     gate.set()
 
