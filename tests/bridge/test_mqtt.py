@@ -199,6 +199,27 @@ def test_metadata_that_are_no_property_go_in_an_envelope(bridged: Any, eventuall
     assert (obj.object_id, obj.metadata, obj.payload, obj.platform.via) == (object_id, metadata, b"p", ("alpha",))
 
 
+def test_characters_that_brokers_or_clients_refuse_in_a_text_are_in_none(bridged: Any, eventually: Any) -> None:
+    # Given a bridge to a broker, and a client that ends its connection for U+FEFF, as paho does
+    bridged()
+    party = bridged.party("jbi/#")
+    publisher = bridged.here.federation.light()
+    at = publisher.connect_to_delegate(*ALPHA)
+    odd, plain = (publisher.register_publisher(at, type_name=name, validate=False) for name in ("a\ufdd0b", "plain"))
+    # When metadata with U+FEFF and non-characters, which are XML, are published, and a type whose name has one
+    texts = [f"<m>{character}</m>".encode() for character in ("\ufeff", "\ufdd0", "\U0001fffe", "\U0010ffff")]
+    texts.append(b"\xef\xbb\xbf<m/>")
+    for text in texts:
+        publisher.publish(plain, text)
+    publisher.publish(odd, b"<m/>", b"p")
+    # Expect all of them there
+    eventually(lambda: len(party.heard) == len(texts) + 1, what=lambda: [said_by(each) for each in party.heard])
+    coded = [said_by(each).get("jbi-metadata-base64") for each in party.heard if each.topic == "jbi/plain"]
+    assert [b64decode(each or "") for each in coded] == texts
+    (named,) = (each for each in party.heard if each.topic == "jbi/a_b")
+    assert Parcel.received(named.payload).unpacked().type.name == "a\ufdd0b"
+
+
 def test_a_message_is_an_object_of_a_registration_of_the_bridges_own(bridged: Any, eventually: Any) -> None:
     # Given a bridge whose file says of which type a topic is, and a subscriber with a predicate
     bridged()

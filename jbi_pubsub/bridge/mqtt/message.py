@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 from base64 import b64decode, b64encode
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from xml.sax.saxutils import escape
@@ -16,7 +15,7 @@ from jbi_pubsub.core.xml import NO_XML, parse_metadata
 from jbi_pubsub.protocol.entries import HOPS_MOST, PLATFORM_NAME
 
 from .client import library
-from .side import SESSION_MOST, MqttTopic
+from .side import NO_TEXT, SESSION_MOST, MqttTopic
 
 if TYPE_CHECKING:
     from paho.mqtt.client import MQTTMessage
@@ -28,7 +27,6 @@ TYPE_MOST: Final = 256
 """Characters of the name of a type that a message brings."""
 RETAINED_MOST: Final = 10_000
 """Topics of which it is known what was there last."""
-_CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\ufdd0-\ufdef\ufffe\uffff]")
 
 
 class MessageContent(NamedTuple):
@@ -91,7 +89,7 @@ def message_of(obj: InfoObject, source: str, expiration: float = 0.0, waited: fl
     timeout = obj.platform.attributes.timeout if obj.platform.attributes is not None else 0.0
     if seconds := min(filter(None, (expiration, timeout)), default=0.0):
         properties.MessageExpiryInterval = min(math.ceil(max(1.0, seconds - waited)), SESSION_MOST)
-    if len(obj.metadata) > METADATA_MOST:
+    if len(obj.metadata) > METADATA_MOST or NO_TEXT.search(obj.type.name + obj.type.version):
         properties.ContentType = ENVELOPE
         return b"".join(packed(obj, source).in_memory().parts), properties
     platform = obj.platform
@@ -114,7 +112,7 @@ def _metadata(metadata: bytes) -> tuple[str, str]:
         text = metadata.decode()
     except UnicodeDecodeError:
         text = "\n"
-    if text.startswith("<?xml") or _CONTROL.search(text):
+    if text.startswith("<?xml") or NO_TEXT.search(text):
         return "jbi-metadata-base64", b64encode(metadata).decode()
     return "jbi-metadata", text
 

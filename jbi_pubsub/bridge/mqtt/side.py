@@ -29,8 +29,14 @@ TOPIC_MOST: Final = 65_535
 PREFIX_MOST: Final = 1_000
 """Characters of the prefix of a topic, which a type's name follows."""
 SESSION_MOST: Final = (1 << 32) - 1
-NO_TOPIC: Final = re.compile("[+#\x00-\x1f\x7f]")
-"""Wildcards (section 4.7.1), and what a broker may refuse."""
+_REFUSED: Final = "\x00-\x1f\x7f-\x9f\ufdd0-\ufdef\ufeff" + "".join(
+    chr(plane + last) for plane in range(0, 0x110000, 0x10000) for last in (0xFFFE, 0xFFFF)
+)
+NO_TEXT: Final = re.compile(f"[{_REFUSED}]")
+"""Characters that a broker may refuse in any text (section 1.5.4): controls and non-characters. U+FEFF is among them as
+paho refuses it."""
+NO_TOPIC: Final = re.compile(f"[+#{_REFUSED}]")
+"""Wildcards (section 4.7.1), and these."""
 
 
 class MqttTopic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
