@@ -147,7 +147,7 @@ class ArchiveQueries:
         """Make out what is asked, of which archives. Raises what `open_query` of the adapter does."""
         # bad input is refused before anybody is asked
         called, timeout = type_name or "", seconds_of(given.get("timeout"), QUERY_SECONDS)
-        request = query_request(called, given, self._config.client, now=time.time(), timeout=timeout)
+        request = query_request(called, given, self._config.client, now=time.time())
         entries: tuple[EntryRep, ...] = ()
         first_level = FirstLevel(given.get("template"), called, given, is_whole=True)
         if first_level.template is not None:
@@ -219,7 +219,7 @@ class ArchiveQueries:
 
     def get(self, object_id: str, timeout: float) -> InfoObject:
         """An archived object. Raises as `get` of the adapter."""
-        request = object_request(object_id)
+        request = object_request(object_id, timeout)
         _, archives = archives_with("", self._listed(timeout), is_published=lambda _: False)
         with self.open(QueryDraft(request, archives, timeout)) as opened:
             found = opened.get_next(1)

@@ -229,9 +229,7 @@ def _uid(secret: str) -> str:
     return owned_uid("subscription", secret) if secret else f"subscription-{_IDS.getrandbits(128):032x}"
 
 
-def query_request(
-    name: str, given: Conditions, client: ClientSection = NO_CLIENT, *, now: float, timeout: float
-) -> QueryRequest:
+def query_request(name: str, given: Conditions, client: ClientSection = NO_CLIENT, *, now: float) -> QueryRequest:
     """Request to each archive, without a template. Raises ConfigurationError, PredicateError."""
     given = _in_xpath(given)
     check_version(given.get("version") or "")
@@ -268,8 +266,7 @@ def query_request(
         least_payload=least,
         most_payload=most,
         limit=_within("limit", given.get("limit"), 1, MAX_LIMIT, 0),
-        timeout=timeout,
-        **_same(given, "version", "publisher", "latest_by", "order"),
+        **_same(given, "version", "publisher", "latest_by", "order", "timeout"),
     )
 
 
@@ -297,11 +294,11 @@ def amended_request(
     return request
 
 
-def object_request(object_id: str) -> QueryRequest:
+def object_request(object_id: str, timeout: float) -> QueryRequest:
     """Request for one object. Raises UnknownUidError for what is no id."""
     if not _OBJECT_ID.fullmatch(object_id):
         raise UnknownUidError(f"{object_id[:64]!r} is not an object id", hint="Use the object_id of an object")
-    return QueryRequest(object_ids=(object_id,), limit=1)
+    return QueryRequest(object_ids=(object_id,), limit=1, timeout=timeout)
 
 
 def bindings(client: ClientSection, given: Mapping[str, str] | None, *texts: str | None) -> dict[str, str]:

@@ -360,7 +360,7 @@ def test_a_version_with_zeros_before_a_number_is_none_to_anybody(version: str) -
     with pytest.raises(SchemaError, match="begins a number with 0"):
         checked_name("report", version)
     with pytest.raises(ConfigurationError, match="begins a number with 0"):
-        query_request("report", {"version": version}, now=0.0, timeout=1.0)
+        query_request("report", {"version": version}, now=0.0)
 
 
 def test_other_versions_are_as_they_were() -> None:

@@ -69,6 +69,15 @@ def test_what_matches_comes_with_its_position(federation: Any, archive: Callable
     assert list(subscriber.query("t", predicate="/m/n = 0")) == []
 
 
+def test_archives_are_told_the_time_of_a_query_that_names_one(federation: Any, archive: Callable[..., Past]) -> None:
+    # Given an archive, when queries name no time, and one; Expect it to be told that: else it goes by its own settings
+    past = archive([an_object(1)])
+    subscriber = federation.subscriber()
+    assert len([*subscriber.query("t"), *subscriber.query("t", timeout=7.0)]) == 2
+    subscriber.get(an_object(1).object_id, 8.0)
+    assert [each.timeout for each in past.queries] == [0.0, 7.0, 8.0]
+
+
 def test_more_results_than_a_page_are_pulled(federation: Any, archive: Callable[..., Past]) -> None:
     # Given more objects than the credit of a query
     past = archive([an_object(n) for n in range(1, 501)])
