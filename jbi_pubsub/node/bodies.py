@@ -121,7 +121,8 @@ class ResultBody(msgspec.Struct, frozen=True, array_like=True, tag_field="body",
     data: bytes = b""
     is_last: bool = False
     count: _Count = 0
-    """Number of the object among the node's answers, from 1; of the end, how many there are: they come in any order."""
+    """Number of the object among the node's answers, from 1 (0: a node of an earlier version does not say it); of the
+    end, how many there are: they come in any order."""
     lacks: Annotated[str, msgspec.Meta(max_length=4_096)] = ""
     signing: SigningKey | None = None
     """Key that objects of a registration among them are signed with, in a result of its own."""

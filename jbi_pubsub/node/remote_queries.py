@@ -87,17 +87,22 @@ class _NodeAnswer:
     def give_up(self) -> None:
         """Take what has come for all of it."""
         self._results = dict(enumerate((obj for _, obj in sorted(self._results.items())), self.due))
-        self._count = self.due + len(self._results) - 1
+        self._count = self.next - 1
 
     @property
     def is_whole(self) -> bool:
         """Whether all has come."""
-        return self._count is not None and self.due + len(self._results) > self._count
+        return self._count is not None and self.next > self._count
 
     @property
     def is_over(self) -> bool:
         """Whether all has come, and was taken."""
         return self.is_whole and not self._results
+
+    @property
+    def next(self) -> int:
+        """Number of a result that comes behind all of these."""
+        return self.due + len(self._results)
 
     @property
     def head(self) -> InfoObject | None:
@@ -138,8 +143,9 @@ class NetworkAnswers:
                 return
             if body.signing is not None:
                 self._keys[signed_uid(body.signing.anchor, body.signing.key)] = body.signing
-            if obj is not None and (body.count == node.due or self._has_room(obj)):
-                node.add(body.count, obj)
+            number = body.count or node.next  # an earlier version does not number results
+            if obj is not None and (number == node.due or self._has_room(obj)):
+                node.add(number, obj)
             elif obj is not None:
                 node.give_up()
                 self._lacks[f"more than {FOUND_MOST} objects, or {FOUND_BYTES >> 20} MB, waited to be read"] = None

@@ -176,6 +176,28 @@ def test_a_node_that_is_started_anew_while_it_answers_answers_anew(queries: Netw
     assert not answers.lacks
 
 
+def test_results_of_a_node_of_an_earlier_version_that_does_not_number_them_come(
+    queries: NetworkQueries, said: Said
+) -> None:
+    # Given a query of a node of an earlier version
+    answers = queries.ask(QueryRequest(timeout=5.0), frozenset((ALPHA,)))
+    number, coming = said.bodies[0].id, iter(answers)
+
+    def came(*numbers: int) -> None:
+        for at in numbers:
+            data = b"".join(packed(obj("u", at)).in_memory().parts)
+            queries.came(ALPHA, 1, ResultBody(VERSION, number, data))
+
+    # When it says its results without numbers, and how many they are
+    came(1, 2)
+    first = next(coming)
+    came(3)
+    queries.came(ALPHA, 1, ResultBody(VERSION, number, is_last=True, count=3))
+    # Expect them as they come
+    assert [each.object_id for each in (first, *coming)] == ["u-1", "u-2", "u-3"]
+    assert not answers.lacks
+
+
 @pytest.mark.parametrize("order", ["oldest", "newest"])
 def test_answers_of_several_nodes_come_by_time_of_publication_however_they_arrive(
     queries: NetworkQueries, said: Said, order: Literal["oldest", "newest"]
