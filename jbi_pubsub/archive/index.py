@@ -1,9 +1,7 @@
 """The index of an archive: which objects may match, told from the values of their leaves. Derived: made anew at will.
 
-The only duckdb; `held.py` knows the types, `sql.py` puts the questions. A table a type and version: a row an object,
-with two columns for each frequent path, of numbers and of texts; a second one holds the values of rare paths, further
-ones of a path that comes again, and what is not held. What must not be lost is in the log; how far the index has come
-stands in the same transaction as the rows.
+The only duckdb; `held.py` knows the types, `tables.py` fills what there is of them, `sql.py` puts the questions. What
+must not be lost is in the log; how far the index has come stands in the same transaction as the rows.
 
 Rules:
 - Constants are bound parameters, tables and columns have numbers: no text of anybody's ever stands in SQL.
@@ -15,8 +13,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from bisect import bisect_left, bisect_right
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,15 +21,17 @@ from typing import Any, Final
 import msgspec
 
 from jbi_pubsub.archive.emptied import emptied_by
-from jbi_pubsub.archive.held import LARGE, MORE, NOT_HELD, NUMBERS, TEXTS, TypeIndex, decode_known
-from jbi_pubsub.archive.leaves import UNHELD, DocumentRow, TypePaths, Value, Values
+from jbi_pubsub.archive.held import LARGE, MORE, NUMBERS, TEXTS, TypeIndex, decode_known
+from jbi_pubsub.archive.leaves import TypePaths
+from jbi_pubsub.archive.marks import PositionMarks
 from jbi_pubsub.archive.plan import Restriction, places
 from jbi_pubsub.archive.query import CandidateCount, Candidates, CompiledScope, asked_of_scope
-from jbi_pubsub.archive.sql import Select, among, either
+from jbi_pubsub.archive.sql import Select, among
+from jbi_pubsub.archive.tables import COLUMNS, ENOUGH, ArchivedHead, TypeTables
 from jbi_pubsub.archive.volume import OBJECT, Record
 from jbi_pubsub.core.errors import ConfigurationError, ProtocolError, StorageError
 from jbi_pubsub.core.history import MAX_POSITION, ExplanationStep, HistoryQuery, Order, Scope
-from jbi_pubsub.core.info_object import Head, Parcel, TypeName, numbered, prefix_of
+from jbi_pubsub.core.info_object import Parcel, TypeName
 from jbi_pubsub.core.xpath.language.terms import Where
 
 FORMAT: Final = 2
@@ -41,31 +39,13 @@ FORMAT: Final = 2
 NAME: Final = "index.duckdb"
 SAID_MOST: Final = 400
 """Characters of what DuckDB says that are told."""
-COLUMNS: Final = 64
-"""Paths of a type that have columns."""
 MEMORY: Final = 256 << 20
 """Bytes that the database may take."""
-FREQUENT: Final = 8
-"""One in so many objects of a type has a path that gets columns."""
-ENOUGH: Final = 256
-"""Objects of a type that are looked at before any gets some."""
-FORGETFUL: Final = 1 << 16
-"""Objects after which what was counted weighs half."""
-MARK_ROWS: Final = 4096
-"""Objects between positions at which they were counted."""
 MAX_TYPES: Final = 1000
 """With tables of their own. Objects of further ones are in one table, and nothing is known of them but their bounds."""
 
 _OTHERS: Final = ("", "others")
 """In the place of a type: those beyond MAX_TYPES. No type has an empty name."""
-_Other = tuple[int, int, float, str | None]
-"""A row of the second table: path, position, number (NaN for none), text."""
-_Columns = tuple[dict[int, tuple[list[float], list[str | None]]], list[_Other]]
-
-_FIXED: Final = (
-    "pos UBIGINT, registration INTEGER, sequence UBIGINT, published DOUBLE, received DOUBLE, payload UBIGINT,"
-    " kind USMALLINT, own VARCHAR"
-)
 
 
 class DuckIndex:
@@ -88,18 +68,15 @@ class DuckIndex:
         self._duckdb, self._numpy = _libraries()
         self._folder = folder
         self._archive = archive
-        self._columns = columns
-        self._enough = enough
+        self._tables = TypeTables(self._numpy, columns=columns, enough=enough)
         self._memory = memory
         self._connection: Any = None
         self.why_anew = ""
         """Why what was there had to be thrown away."""
         self.trouble = ""
         """Why it can't be read, until it is made anew."""
-        self._values = Values()
-        self._position = self._since_mark = 0
-        self._marks: list[int] = []
-        self._mark_rows: list[int] = []
+        self._position = 0
+        self._marks = PositionMarks()
         self._types: dict[tuple[str, str], TypeIndex] = {}
         self._registrations: dict[str, int] = {}
         try:
@@ -130,7 +107,7 @@ class DuckIndex:
             why = self.trouble
             self._anew(why)
             raise StorageError(f"{self._folder / NAME} is built again: {why}", path=str(self._folder / NAME))
-        by_type: dict[tuple[str, str], list[tuple[Record, Head]]] = {}
+        by_type: dict[tuple[str, str], list[ArchivedHead]] = {}
         count = 0
         for record in records:
             if record.kind == OBJECT and record.position > self._position:
@@ -143,13 +120,10 @@ class DuckIndex:
         with self._transaction() as run:
             for name, objects in by_type.items():
                 kind = self._type(run, name)
-                self._add(run, kind, objects, is_known=kind is not self._types.get(_OTHERS))
-            self._since_mark += count
-            if self._since_mark >= MARK_ROWS:
-                run.execute("INSERT INTO marks VALUES (?, ?)", [up_to, self._since_mark])
-                self._marks.append(up_to)
-                self._mark_rows.append(self._since_mark)
-                self._since_mark = 0
+                registrations = [self._registration(run, head.registration) for _, head in objects]
+                self._tables.add(run, kind, objects, registrations, is_known=kind is not self._types.get(_OTHERS))
+            if rows := self._marks.add(up_to, count):
+                run.execute("INSERT INTO marks VALUES (?, ?)", [up_to, rows])
             run.execute("UPDATE head SET position = ?", [max(up_to, self._position)])
         self._position = max(up_to, self._position)
 
@@ -164,20 +138,7 @@ class DuckIndex:
 
     def window(self, after: int, up_to: int, rows: int, order: Order) -> tuple[int, int]:
         """See query.QueryIndex."""
-        total = 0
-        if order == "oldest":
-            for place in range(bisect_right(self._marks, after), len(self._marks)):
-                total += self._mark_rows[place]
-                if total >= rows:
-                    return after, min(up_to, self._marks[place])
-            return after, up_to
-        for place in range(bisect_left(self._marks, up_to) - 1, -1, -1):
-            if self._marks[place] <= after:
-                break
-            total += self._mark_rows[place + 1] if place + 1 < len(self._marks) else 0
-            if total >= rows:
-                return self._marks[place], up_to
-        return after, up_to
+        return self._marks.window(after, up_to, rows, order)
 
     def candidates(self, asked: CompiledScope, query: HistoryQuery, after: int, up_to: int) -> Candidates:
         """See query.QueryIndex."""
@@ -310,7 +271,7 @@ class DuckIndex:
         if format_ != FORMAT or bytes(archive) != self._archive:
             raise ValueError("it is of another archive, or version")
         marks = run.execute("SELECT position, rows FROM marks ORDER BY position").fetchall()
-        self._marks, self._mark_rows, self._since_mark = [m[0] for m in marks], [m[1] for m in marks], 0
+        self._marks = PositionMarks(marks)
         self._types = {
             (name, version): TypeIndex(place, decode_known(known) if known else None)
             for place, name, version, known in run.execute("SELECT id, name, version, known FROM types").fetchall()
@@ -318,8 +279,7 @@ class DuckIndex:
         self._registrations = dict(run.execute("SELECT uid, id FROM registrations ORDER BY id").fetchall())
 
     def _make(self) -> None:
-        self._position = self._since_mark = 0
-        self._marks, self._mark_rows = [], []
+        self._position, self._marks = 0, PositionMarks()
         self._types, self._registrations = {}, {}
         with self._guarded():
             run = self._connection
@@ -378,8 +338,7 @@ class DuckIndex:
         if known is None:
             known = self._types[name] = TypeIndex(max((each.number for each in self._types.values()), default=-1) + 1)
             run.execute("INSERT INTO types VALUES (?, ?, ?, NULL)", [known.number, *name])
-            run.execute(f"CREATE TABLE o{known.number}({_FIXED})")
-            run.execute(f"CREATE TABLE m{known.number}(path USMALLINT, pos UBIGINT, n DOUBLE, t VARCHAR)")
+            self._tables.make(run, known.number)
         return known
 
     def _registration(self, run: Any, uid: str) -> int:
@@ -388,119 +347,6 @@ class DuckIndex:
             known = self._registrations[uid] = next(reversed(self._registrations.values()), -1) + 1
             run.execute("INSERT INTO registrations VALUES (?, ?)", [known, uid])
         return known
-
-    def _add(self, run: Any, kind: TypeIndex, objects: Sequence[tuple[Record, Head]], *, is_known: bool) -> None:
-        before = kind.learned
-        if is_known:
-            rows = [kind.paths.read(bytes(head.metadata)) for _, head in objects]
-        else:
-            rows = [DocumentRow(is_open=True)] * len(objects)
-        kind.flags.extend(bytes(len(kind.paths) - len(kind.flags)))
-        self._choose(kind, rows)
-        columns, more = self._values_of(kind, objects, rows)
-        self._insert(run, f"o{kind.number}", self._fixed(run, kind, objects, rows) | self._columned(run, kind, columns))
-        if more:
-            self._insert(run, f"m{kind.number}", self._others(more))
-        if before != kind.learned:
-            run.execute("UPDATE types SET known = ? WHERE id = ?", [kind.known(), kind.number])
-
-    def _values_of(
-        self, kind: TypeIndex, objects: Sequence[tuple[Record, Head]], rows: Sequence[DocumentRow]
-    ) -> _Columns:
-        """The values that go into columns, and the others."""
-        columns: dict[int, tuple[list[float], list[str | None]]] = {
-            path: ([_NAN] * len(rows), [None] * len(rows)) for path in kind.frequent
-        }
-        more: list[_Other] = []
-        of = self._values.of
-        for place, ((record, _), row) in enumerate(zip(objects, rows, strict=True)):
-            for path, text in row.firsts.items():
-                value = of(text)
-                column = columns.get(path)
-                if column is None or value is UNHELD:
-                    more.append(_other(kind, path, record.position, value))
-                    continue
-                held, written = value
-                if held is not None:
-                    column[0][place] = held
-                if written is not None:
-                    column[1][place] = written
-            more += [_other(kind, path, record.position, of(text)) for path, text in row.further]
-        return columns, more
-
-    def _fixed(
-        self, run: Any, kind: TypeIndex, objects: Sequence[tuple[Record, Head]], rows: Sequence[DocumentRow]
-    ) -> dict[str, Any]:
-        """Columns of each object besides its values."""
-        array = self._numpy.array
-        heads = [head for _, head in objects]
-        batch = {
-            "pos": array([record.position for record, _ in objects], dtype="uint64"),
-            "registration": array([self._registration(run, head.registration) for head in heads], dtype="int32"),
-            "sequence": array([head.sequence for head in heads], dtype="uint64"),
-            "published": array([head.published for head in heads], dtype="float64"),
-            "received": array([record.received for record, _ in objects], dtype="float64"),
-            "payload": array([head.payload_length for head in heads], dtype="uint64"),
-            "kind": array([kind.kind(row) for row in rows], dtype="uint16"),
-        }
-        if any(head.own_id for head in heads):
-            batch["own"] = array([head.own_id or None for head in heads], dtype=object)
-        return batch
-
-    def _columned(
-        self, run: Any, kind: TypeIndex, columns: dict[int, tuple[list[float], list[str | None]]]
-    ) -> dict[str, Any]:
-        """The columns of frequent paths, which are made when they are needed first."""
-        numpy = self._numpy
-        batch = {}
-        for path, (numbers, texts) in columns.items():
-            held = numpy.array(numbers, dtype="float64")
-            missing = numpy.isnan(held)
-            if not missing.all():
-                self._column(run, kind, path, NUMBERS)
-                batch[f"n{path}"] = numpy.ma.masked_array(held, mask=missing)
-            if any(text is not None for text in texts):
-                self._column(run, kind, path, TEXTS)
-                batch[f"t{path}"] = numpy.array(texts, dtype=object)
-        return batch
-
-    def _others(self, more: list[_Other]) -> dict[str, Any]:
-        """The rows of the second table, by path."""
-        numpy = self._numpy
-        more.sort(key=_by_path)
-        held = numpy.array([each[2] for each in more], dtype="float64")
-        return {
-            "path": numpy.array([each[0] for each in more], dtype="uint16"),
-            "pos": numpy.array([each[1] for each in more], dtype="uint64"),
-            "n": numpy.ma.masked_array(held, mask=numpy.isnan(held)),
-            "t": numpy.array([each[3] for each in more], dtype=object),
-        }
-
-    def _insert(self, run: Any, table: str, batch: dict[str, Any]) -> None:
-        run.register("batch", batch)
-        run.execute(f"INSERT INTO {table} BY NAME SELECT * FROM batch")  # noqa: S608  # numbers and our own words
-        run.unregister("batch")
-
-    def _choose(self, kind: TypeIndex, rows: Sequence[DocumentRow]) -> None:
-        """Give columns to paths that are frequent by now."""
-        if kind.seen >= FORGETFUL:
-            kind.seen //= 2
-            kind.counts = Counter({path: count // 2 for path, count in kind.counts.items()})
-        kind.seen += len(rows)
-        for row in rows:
-            kind.counts.update(row.firsts.keys())
-        if kind.seen < self._enough or len(kind.frequent) >= self._columns:
-            return
-        for path, count in kind.counts.most_common():
-            if count * FREQUENT < kind.seen or len(kind.frequent) >= self._columns:
-                return
-            kind.frequent.add(path)
-
-    def _column(self, run: Any, kind: TypeIndex, path: int, flag: int) -> None:
-        if not kind.flags[path] & flag:
-            kind.flags[path] |= flag
-            name = f"n{path} DOUBLE" if flag == NUMBERS else f"t{path} VARCHAR"
-            run.execute(f"ALTER TABLE o{kind.number} ADD COLUMN {name}")
 
     # -- asking -------------------------------------------------------------------------------------------------
 
@@ -523,16 +369,8 @@ class DuckIndex:
             those = {self._registrations[uid] for uid in scope.registrations if uid in self._registrations}
             bounds.append(among("registration", those))
         if query.object_ids is not None:
-            bounds.append(self._ids(made, query.object_ids))
-        column = "received" if query.by_receipt else "published"
-        if query.since > 0:
-            bounds.append(f"{column} >= {made.parameter(float(query.since))}")
-        if query.until < 1e11:
-            bounds.append(f"{column} <= {made.parameter(float(query.until))}")
-        if query.least_payload > 0:
-            bounds.append(f"payload >= {int(query.least_payload)}")
-        if query.most_payload < 2**53:
-            bounds.append(f"payload <= {int(query.most_payload)}")
+            bounds.append(made.identified(query.object_ids, self._registrations))
+        bounds += made.bounded(query)
         if kind is self._types.get(_OTHERS):
             made.exact = "false"  # of which type they are says their head
         elif asked.is_everything:
@@ -547,40 +385,8 @@ class DuckIndex:
     def _of(self, scope: Scope) -> TypeIndex | None:
         return self._types.get((scope.type.name, scope.type.version)) or self._types.get(_OTHERS)
 
-    def _ids(self, made: Select, ids: Sequence[str]) -> str:
-        """That an object has one of these ids."""
-        by_prefix: dict[str, list[int]] = {}
-        for uid, place in self._registrations.items():
-            by_prefix.setdefault(prefix_of(uid), []).append(place)
-        wanted: dict[int, list[int]] = {}
-        for each in ids:
-            prefix, digits = each[:-12], each[-12:]
-            if prefix in by_prefix and digits.isalnum() and digits.isascii():
-                try:
-                    sequence = int(digits, 16)
-                except ValueError:
-                    continue
-                if numbered(prefix, sequence) == each:
-                    for place in by_prefix[prefix]:
-                        wanted.setdefault(place, []).append(sequence)
-        made_ids = [f"(registration = {place} AND {among('sequence', those)})" for place, those in wanted.items()]
-        own = f"own IN (SELECT unnest({made.parameter(list(ids))}))" if ids else "false"
-        return f"({own} OR (own IS NULL AND {either(made_ids)}))"
 
-
-_NAN: Final = float("nan")
 _PARAMETER: Final = re.compile(r"\$(p\d+)")
-
-
-def _by_path(value: _Other) -> int:
-    return value[0]
-
-
-def _other(kind: TypeIndex, path: int, position: int, value: Value) -> _Other:
-    """A value for the second table."""
-    held, text = value
-    kind.flags[path] |= MORE | NOT_HELD if value is UNHELD else MORE
-    return path, position, _NAN if held is None else held, text
 
 
 def _said(exc: Exception) -> str:

@@ -3,12 +3,14 @@ parameters. No text of a user ever stands in it. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from jbi_pubsub.archive.held import LARGE, MORE, NOT_HELD, NUMBERS, OPEN, TEXTS, TypeIndex
 from jbi_pubsub.archive.leaves import is_canonical
 from jbi_pubsub.archive.plan import FIRST, Calculation, Conjunct, Constant, On, Restriction
+from jbi_pubsub.core.history import HistoryQuery
+from jbi_pubsub.core.info_object import numbered, prefix_of
 from jbi_pubsub.core.xpath.language import conditions
 from jbi_pubsub.core.xpath.language.number import number
 from jbi_pubsub.core.xpath.language.terms import COUNT
@@ -46,6 +48,40 @@ class Select:
         """The first table, and what is computed of the second one for it."""
         joined = (f"LEFT JOIN ({asked}) {name} USING (pos)" for asked, name in self._joined.items())
         return " ".join([f"o{self._kind.number}", *joined])
+
+    def bounded(self, query: HistoryQuery) -> list[str]:
+        """Conditions of the times and sizes that a query asks for."""
+        bounds = []
+        column = "received" if query.by_receipt else "published"
+        if query.since > 0:
+            bounds.append(f"{column} >= {self.parameter(float(query.since))}")
+        if query.until < 1e11:
+            bounds.append(f"{column} <= {self.parameter(float(query.until))}")
+        if query.least_payload > 0:
+            bounds.append(f"payload >= {int(query.least_payload)}")
+        if query.most_payload < 2**53:
+            bounds.append(f"payload <= {int(query.most_payload)}")
+        return bounds
+
+    def identified(self, ids: Sequence[str], registrations: Mapping[str, int]) -> str:
+        """The condition that an object has one of these ids; `registrations`: their numbers."""
+        by_prefix: dict[str, list[int]] = {}
+        for uid, place in registrations.items():
+            by_prefix.setdefault(prefix_of(uid), []).append(place)
+        wanted: dict[int, list[int]] = {}
+        for each in ids:
+            prefix, digits = each[:-12], each[-12:]
+            if prefix in by_prefix and digits.isalnum() and digits.isascii():
+                try:
+                    sequence = int(digits, 16)
+                except ValueError:
+                    continue
+                if numbered(prefix, sequence) == each:
+                    for place in by_prefix[prefix]:
+                        wanted.setdefault(place, []).append(sequence)
+        made_ids = [f"(registration = {place} AND {among('sequence', those)})" for place, those in wanted.items()]
+        own = f"own IN (SELECT unnest({self.parameter(list(ids))}))" if ids else "false"
+        return f"({own} OR (own IS NULL AND {either(made_ids)}))"
 
     def restricted(self, asked: Restriction) -> str:
         """The condition of candidates; sets `exact`."""

@@ -21,6 +21,7 @@ from plain_index import PlainIndex
 
 from jbi_pubsub.archive.index import DuckIndex
 from jbi_pubsub.archive.query import CandidateCount, Candidates, CompiledScope, Cursor, asked_of
+from jbi_pubsub.archive.tables import TypeTables
 from jbi_pubsub.archive.volume import Record
 from jbi_pubsub.core.errors import ConfigurationError, StorageError
 from jbi_pubsub.core.history import HistoryQuery, Order, Scope
@@ -413,15 +414,15 @@ def test_what_fails_in_the_middle_was_not_begun(
 ) -> None:
     # Given an index whose disk fails after a part of the rows
     index = filled(tmp_path)
-    insert = DuckIndex._insert
+    insert = TypeTables._insert
 
-    def fails(self: DuckIndex, run: object, table: str, batch: dict[str, object]) -> None:
+    def fails(self: TypeTables, run: object, table: str, batch: dict[str, object]) -> None:
         insert(self, run, table, batch)
         raise error("no space left on device")
 
     more = [record(number, b"<m><a>%d</a><new/></m>" % number) for number in range(51, 60)]
     with monkeypatch.context() as patch:
-        patch.setattr(DuckIndex, "_insert", fails)
+        patch.setattr(TypeTables, "_insert", fails)
         with pytest.raises((StorageError, MemoryError), match="no space left"):
             index.add(more, 60)
     # Expect nothing of them, and all of them the next time
@@ -453,6 +454,7 @@ import sys
 from pathlib import Path
 from archived import record
 from jbi_pubsub.archive.index import DuckIndex
+from jbi_pubsub.archive.tables import TypeTables
 index = DuckIndex(Path(sys.argv[1]), b"an archive's id.", 2**62, enough=20)
 at = index.position
 while True:
@@ -527,7 +529,7 @@ def test_what_is_forgotten_is_found_no_more(tmp_path: Path) -> None:
 def test_windows_are_parts_of_the_positions_with_about_so_many_objects(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jbi_pubsub.archive.index.MARK_ROWS", 400)
+    monkeypatch.setattr("jbi_pubsub.archive.marks.MARK_ROWS", 400)
     index = DuckIndex(tmp_path, ID, 0)
     for base in range(0, 3_000, 100):
         index.add([record(3 * n, b"<m/>") for n in range(base + 1, base + 101)], 3 * (base + 100))

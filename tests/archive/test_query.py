@@ -129,7 +129,7 @@ def test_all_bounds_hold_together(kind: str, tmp_path: Path, monkeypatch: pytest
     small = {"FIRST_ROWS": 30, "MOST_ROWS": 90, "MOST_WAITING": 10, "READ_MOST": 7, "ASK_MOST": 5}
     for name, value in small.items():
         monkeypatch.setattr(queries, name, value)
-    monkeypatch.setattr("jbi_pubsub.archive.index.MARK_ROWS", 10)
+    monkeypatch.setattr("jbi_pubsub.archive.marks.MARK_ROWS", 10)
     chance = random.Random(2)
     counted = found = 0
     for turn in range(4):
