@@ -48,10 +48,12 @@ def enable_time_regulation(call: ServiceCall, lookahead: float) -> None:
 
 
 def disable_time_regulation(call: ServiceCall) -> None:
-    """The federate sends in receive order alone, and retracts no more what it has sent (clause 8.4)."""
+    """The federate sends in receive order alone, and retracts no more what it has sent (clause 8.4). A surrogate has no
+    time of its own: it begins anew at that of others."""
     pace = _regulating(call)
     call.change("clock", sent=put_entry(call.execution.clock.sent, call.federate, ()))
-    _go_on(call, pace._replace(lookahead=None, floor=0.0))
+    time = pace.time if pace.watched is None or pace.is_constrained else 0.0
+    _go_on(call, pace._replace(time=time, lookahead=None, floor=0.0))
 
 
 def enable_time_constrained(call: ServiceCall) -> None:

@@ -200,7 +200,10 @@ class Times:
         self.tell(name, "time_regulation_enabled", one.time)
 
     def disable_time_regulation(self, name: str) -> None:
-        self.regulating(name).lookahead = None
+        one = self.regulating(name)
+        one.lookahead = None
+        if one.watched is not None and not one.constrained:  # a surrogate
+            one.time = 0.0
         self.sent = {number: each for number, each in self.sent.items() if each[0] != name}
 
     def enable_time_constrained(self, name: str) -> None:

@@ -87,6 +87,26 @@ def test_who_begins_to_regulate_is_where_those_beyond_are(sizes: tuple[int, ...]
     assert said(explored(text, sizes, regulates="f")) == FINE
 
 
+def test_a_second_exercise_begins_at_0_on_both_sides() -> None:
+    # Given an exercise that went to 10, of which nobody is left
+    text = f"{{0}}: {DECLARED}; enable_time_regulation(1.0); enable_time_constrained()\n"
+    first = text.format("f0") + text.format("g0")
+    first += "".join(f"{each}: time_advance_request({time})\n" for time in (5.0, 10.0) for each in ("f0", "g0"))
+    first += "".join(f'{each}: resign_federation_execution("no_action")\n' for each in ("f0", "g0"))
+    # When others begin over the same bridge; Expect them to be at 0, and the one granted 5 when the other asks for it
+    text = first + text.format("f1") + text.format("g1") + f"""---
+g1: send_interaction({CALL}, (), b"1", 4.0); time_advance_request(5.0)
+f1: time_advance_request(5.0)
+f1 <- receive_interaction({CALL}, (), b"1", 4.0)
+f1 <- time_advance_grant(5.0)
+"""
+    plan = planned(Solutions(), couples=True)
+    setup, system = built((2, 2), line(2), plan, script.read(text), options=RtiOptions(adds=True))
+    times = {handle: pace.time for each in system.executions for handle, pace in each.clock.paces.items()}
+    assert set(times.values()) == {0.0}
+    assert said(search.explore(setup, system, most=100_000)) == FINE
+
+
 END = 1000.0
 LOOKAHEADS = (0.5, 1.0, 2.0)
 ADVANCES = ("time_advance_request", "time_advance_request_available", "next_message_request_available",
