@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Container, Iterable
 from typing import Final
 
 from . import backlog
@@ -240,20 +241,31 @@ def send_in_order(
         settle(call)
 
 
-def forget(call: ServiceCall, instance: int) -> None:
-    """The federate has forgotten an instance: nothing of it waits for the federate, and nothing is asked back."""
-    clock, federate = call.execution.clock, call.federate
-    held = tuple(each for each in clock.held.get(federate, ()) if not each.is_about(instance))
-    queue = clock.waiting.get(federate, ())
-    left = backlog.without(queue, lambda message: message.callback.is_about(instance))
-    gone = {each.retraction for each in backlog.items(queue) if each.callback.is_about(instance)}
+def tell_in_order(call: ServiceCall, federate: int, messages: Iterable[Message]) -> None:
+    """Messages that have waited for a federate are told; of an instance none behind its removal."""
+    removed: set[int] = set()
+    for _, _, callback, instance in messages:
+        if not removed or not callback.is_about(removed):
+            call.told.append(Notice(federate, callback))
+        if instance is not None:
+            removed.add(callback.arguments[0])
+    forget(call, federate, removed)
+
+
+def forget(call: ServiceCall, federate: int, instances: Container[int]) -> None:
+    """Instances are gone for a federate: nothing of them waits for it in time-stamp order, and nothing is asked back.
+    Who calls it settles."""
+    clock = call.execution.clock
+    queue = clock.waiting.get(federate, ()) if instances else ()
+    gone = {each.retraction for each in backlog.items(queue) if each.callback.is_about(instances)}
+    if not gone:
+        return
     sent = clock.sent
-    for sender, own in clock.sent.items() if gone else ():
+    for sender, own in clock.sent.items():
         made = (tuple(_not_for(federate, each) if each.retraction in gone else each for each in part) for part in own)
         sent = sent.set(sender, tuple(made))
-    waiting = put_entry(clock.waiting, federate, left)
-    call.set_clock(clock._replace(held=put_entry(clock.held, federate, held), waiting=waiting, sent=sent))
-    settle(call)
+    left = backlog.without(queue, lambda message: message.callback.is_about(instances))
+    call.set_clock(clock._replace(waiting=put_entry(clock.waiting, federate, left), sent=sent))
 
 
 def _not_for(federate: int, sent: Sent) -> Sent:
@@ -326,14 +338,14 @@ def _grant(call: ServiceCall, federate: int, pace: Pace, time: float) -> None:
         call.tell(federate, "time_constrained_enabled", pace.time)
         return
     arrived, queue = backlog.split(clock.waiting.get(federate, ()), math.inf if kind == "FQR" else time)
-    call.told.extend(Notice(federate, each.callback) for each in arrived)
+    if arrived:
+        call.set_clock(clock._replace(waiting=put_entry(clock.waiting, federate, queue)))
+        tell_in_order(call, federate, arrived)
     call.tell(federate, "time_advance_grant", time)
     made = pace._replace(
         time=time, asked=None, is_exclusive=kind in ("TAR", "NMR") or (pace.is_exclusive and time == pace.time)
     )
-    clock = without_past(clock, federate, made)
-    if arrived:
-        clock = clock._replace(waiting=put_entry(clock.waiting, federate, queue))
+    clock = without_past(call.execution.clock, federate, made)
     call.set_clock(clock._replace(paces=clock.paces.set(federate, made)))
 
 

@@ -66,9 +66,9 @@ class Callback(NamedTuple):
     rates: tuple[float, ...] = ()
     """Update rates of the reflected values; 0.0: all are wanted. (): of each."""
 
-    def is_about(self, instance: int) -> bool:
-        """Whether it has values of an instance, or removes it."""
-        return self.name != "receive_interaction" and self.arguments[0] == instance
+    def is_about(self, instances: Container[int]) -> bool:
+        """Whether it has values of one of some instances, or removes it."""
+        return self.name != "receive_interaction" and self.arguments[0] in instances
 
 
 CONVEYED: Final = {"reflect_attribute_values": 5, "receive_interaction": 5, "remove_object_instance": 4}
@@ -501,7 +501,7 @@ class ServiceCall:
         found = self.execution.instances.by_handle.get(instance)
         if found is None and may_leave:
             waiting = items(self.execution.clock.waiting.get(self.federate, ()))
-            found = next((of for _, _, told, of in waiting if of is not None and told.is_about(instance)), None)
+            found = next((of for _, _, told, of in waiting if of is not None and told.is_about((instance,))), None)
         if found is None or self.federate not in found.known:
             raise ObjectInstanceNotKnown(
                 f"the federate knows no object instance {instance}",

@@ -172,7 +172,7 @@ def delete_object_instance(call: ServiceCall, instance: int, tag: bytes = b"", t
             f"the federate does not own HLAprivilegeToDeleteObject of {found.name}", hint="Acquire it first"
         )
     if time is None or not clock.is_ordered(call, time) or _order(call, instance, privilege) != "timestamp":
-        clock.send_as_received(call, _delete(call, instance, tag, time))
+        _remove_now(call, (instance,), tag, time)
         return 0
     retraction = call.next_handle()
     deleted = _deleted(call, instance, found)
@@ -231,12 +231,24 @@ def _delete(call: ServiceCall, instance: int, tag: bytes, time: float | None, re
     return tuple((each, callback) for each in sorted(found.known) if each != call.federate)
 
 
+def _remove_now(call: ServiceCall, instances: Handles, tag: bytes, time: float | None) -> None:
+    """Instances are gone, in receive order, and with them what waits of them for anybody."""
+    told, waiting = set[int](), call.execution.clock.waiting
+    for each in instances:
+        receivers = _delete(call, each, tag, time)
+        clock.send_as_received(call, receivers)
+        told.update(to for to, _ in receivers)
+    for to in sorted(told):
+        clock.forget(call, to, instances)
+    if call.execution.clock.waiting is not waiting:
+        clock.settle(call)
+
+
 def delete_all(call: ServiceCall) -> None:
     """The federate resigns, and takes the instances with it that it may delete."""
-    owned = call.execution.owned
-    for instance in sorted(owned.owners):
-        if owned.owner(instance, call.model.fom.privilege) == call.federate:
-            clock.send_as_received(call, _delete(call, instance, b"", None))
+    owned, privilege = call.execution.owned, call.model.fom.privilege
+    mine = (each for each in sorted(owned.owners) if owned.owner(each, privilege) == call.federate)
+    _remove_now(call, tuple(mine), b"", None)
 
 
 def local_delete_object_instance(call: ServiceCall, instance: int) -> None:
@@ -250,7 +262,11 @@ def local_delete_object_instance(call: ServiceCall, instance: int) -> None:
         regions.forget(call, instance, (call.federate,))
         forgotten = found._replace(known=found.known.delete(call.federate))
         call.change("instances", by_handle=by_handle.set(instance, forgotten))
-    clock.forget(call, instance)
+    held = call.execution.clock.held
+    left = tuple(each for each in held.get(call.federate, ()) if not each.is_about((instance,)))
+    call.change("clock", held=put_entry(held, call.federate, left))
+    clock.forget(call, call.federate, (instance,))
+    clock.settle(call)
 
 
 def get_object_instance_name(call: ServiceCall, instance: int) -> str:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final
 
 from . import backlog, objects
-from .clock import ahead, bounds_of, galt_of, is_held_by_another, promised, release, settle, without_past
+from .clock import ahead, bounds_of, galt_of, is_held_by_another, promised, release, settle, tell_in_order, without_past
 from .exceptions import (
     AsynchronousDeliveryAlreadyDisabled,
     AsynchronousDeliveryAlreadyEnabled,
@@ -25,7 +25,7 @@ from .exceptions import (
     TimeRegulationAlreadyEnabled,
     TimeRegulationIsNotEnabled,
 )
-from .execution import Asked, Notice, Pace, ServiceCall, put_entry
+from .execution import Asked, Pace, ServiceCall, put_entry
 
 # -- regulating and constrained -------------------------------------------------------------------------------------
 
@@ -41,9 +41,9 @@ def enable_time_regulation(call: ServiceCall, lookahead: float) -> None:
     time = max([pace.time, *(each.time for each in others)])
     is_exclusive = any(each.is_exclusive for each in (pace, *others) if each.time == time)
     arrived, queue = backlog.split(clock.waiting.get(federate, ()), time)
-    call.told.extend(Notice(federate, each.callback) for each in arrived)
-    call.tell(federate, "time_regulation_enabled", time)
     call.change("clock", waiting=put_entry(clock.waiting, federate, queue))
+    tell_in_order(call, federate, arrived)
+    call.tell(federate, "time_regulation_enabled", time)
     _go_on(call, pace._replace(time=time, lookahead=lookahead, floor=0.0, is_exclusive=is_exclusive))
 
 
@@ -73,8 +73,8 @@ def disable_time_constrained(call: ServiceCall) -> None:
         raise TimeConstrainedIsNotEnabled("the federate is not time-constrained", hint="There is nothing to disable")
     release(call, call.federate)
     waiting = call.execution.clock.waiting
-    call.told.extend(Notice(call.federate, each.callback) for each in backlog.items(waiting.get(call.federate, ())))
     call.change("clock", waiting=put_entry(waiting, call.federate, ()))
+    tell_in_order(call, call.federate, backlog.items(waiting.get(call.federate, ())))
     _go_on(call, pace._replace(is_constrained=False))
 
 

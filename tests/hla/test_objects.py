@@ -204,6 +204,54 @@ def test_nothing_comes_of_what_is_forgotten(rig: Any) -> None:
     ]
 
 
+@pytest.mark.parametrize("ends", ["delete_object_instance", "resign_federation_execution"])
+def test_a_removal_without_a_time_is_the_last_of_an_instance(rig: Any, ends: str) -> None:
+    # Given a value that waits for a constrained federate, and one without a time
+    it = rig("a", "b")
+    aircraft = it.aircraft_of("a", "b")
+    it.call("a", "enable_time_regulation", 1.0)
+    it.call("b", "enable_time_constrained")
+    it.forget()
+    it.call("a", "update_attribute_values", aircraft, ((it.position, b"5"),), b"", 5.0)
+    it.call("a", "update_attribute_values", aircraft, ((it.callsign, b"now"),))
+    # When the instance is gone, and nobody regulates any more
+    it.call("a", ends, aircraft if ends == "delete_object_instance" else "delete_objects")
+    if ends == "delete_object_instance":
+        it.call("a", "disable_time_regulation")
+    it.call("b", "next_message_request", 9.0)
+    # Expect nothing behind its removal
+    assert it.heard("b") == [
+        ("reflect_attribute_values", aircraft, ((it.callsign, b"now"),), b"", None, 0),
+        ("remove_object_instance", aircraft, b"", None, 0),
+        ("time_advance_grant", 9.0),
+    ]
+
+
+@pytest.mark.parametrize("until", [[6.0, 9.0], [9.0]])
+def test_a_removal_at_a_time_is_the_last_of_an_instance(rig: Any, until: list[float]) -> None:
+    # Given values at 4 and at 8 of an aircraft that is deleted at 5, and of another one
+    it = rig("a", "b")
+    aircraft, other = it.aircraft_of("a", "b"), it.aircraft_of("a")
+    it.call("a", "enable_time_regulation", 1.0)
+    it.call("b", "enable_time_constrained")
+    for each, time in ((other, 8.0), (aircraft, 4.0), (aircraft, 8.0)):
+        last = it.call("a", "update_attribute_values", each, ((it.position, b""),), b"", time)
+    it.call("a", "delete_object_instance", aircraft, b"", 5.0)
+    it.forget()
+    # When time goes on; Expect nothing of it behind its removal, and nothing of that to be asked back
+    for time in until:
+        it.call("a", "time_advance_request", time - 0.5)
+        it.call("b", "time_advance_request", time)
+        if time < 8.0:
+            it.call("a", "retract", last)
+    told = [each for each in it.heard("b") if each[0] != "time_advance_grant"]
+    assert [(name, of) for name, of, *_ in told] == [
+        ("reflect_attribute_values", aircraft),
+        ("remove_object_instance", aircraft),
+        ("reflect_attribute_values", other),
+    ]
+
+
 def test_who_waits_for_a_removal_may_ask_what_it_gets_values_of(rig: Any) -> None:
     # Given an aircraft that is deleted at 5, of which constrained federates have a value to come
     it = rig("a", "b", "c")
