@@ -245,7 +245,7 @@ def request_federation_restore(call: ServiceCall, label: str) -> None:
         call.tell(call.federate, "request_federation_restore_failed", label, reason)
         return
     states = Map(dict.fromkeys(joined, "instructed"))
-    call.change("saving", label=label, is_restore=True, resigned=False, scheduled=None, states=states)
+    call.change("saving", label=label, is_restore=True, resigned=False, states=states)
     call.tell(call.federate, "request_federation_restore_succeeded", label)
     for each in sorted(joined):
         call.tell(each, "federation_restore_begun")

@@ -96,6 +96,26 @@ def test_who_resigns_while_others_restore_holds_nobody_back(pair: Any) -> None:
     assert pair.heard("b") == [("federation_not_restored", "early", "RESIGNED"), ("time_advance_grant", 6.0)]
 
 
+@pytest.mark.parametrize("ends", ["federation_restored", "federation_not_restored"])
+def test_a_save_that_waits_for_its_time_outlives_a_restore_that_fails(pair: Any, ends: str) -> None:
+    # Given a save at 5, and a restore of an earlier one
+    pair.call("a", "request_federation_save", "early")
+    save(pair)
+    pair.call("a", "request_federation_save", "noon", 5.0)
+    pair.call("b", "request_federation_restore", "early")
+    # When that is done, or given up; Expect the save to be asked for no more, or to begin at its time
+    if ends == "federation_restored":
+        for each in "ab":
+            pair.call(each, "federate_restore_complete")
+    else:
+        pair.call("b", "abort_federation_restore")
+    assert pair.heard("a")[-1][0] == ends
+    for each in "ab":
+        pair.call(each, "time_advance_request", 9.0)
+    is_saved = pair.heard("a")[-1] == ("initiate_federate_save", "noon", 5.0)
+    assert is_saved == (ends == "federation_not_restored")
+
+
 def test_the_time_of_a_save_is_not_past(pair: Any) -> None:
     before = pair.execution
     with pytest.raises(exc.InvalidLogicalTime):
