@@ -170,8 +170,10 @@ def subscribe_object_class_attributes_with_regions(
 
 
 def unsubscribe_object_class_attributes_with_regions(call: ServiceCall, cls: int, pairs: Pairs) -> None:
-    areas = _areas(call, object_class(call.model.fom, cls), pairs)
+    """The federate discovers at a class above what these regions hid, where it wants nothing of the class any more."""
+    areas, hidden = _areas(call, object_class(call.model.fom, cls), pairs), objects.hidden(call, cls)
     declaration.unsubscribe_object_class_attributes(call, cls, tuple(areas), areas)
+    objects.discover(call, call.federate, hidden)
 
 
 def request_attribute_value_update_with_regions(call: ServiceCall, cls: int, pairs: Pairs, tag: bytes = b"") -> None:

@@ -142,6 +142,13 @@ def _seen_as(call: ServiceCall, federate: int, instance: int, above: Handles) ->
     return at if is_seen else 0
 
 
+def hidden(call: ServiceCall, cls: int) -> Handles:
+    """Instances of a class, or one below it, that the federate does not see for its regions."""
+    objects, found = call.model.fom.objects, call.execution.instances.by_handle.items()
+    above = {at: objects[each.cls - 1].above for at, each in found if call.federate not in each.known}
+    return tuple(at for at in above if cls in above[at] and not _seen_as(call, call.federate, at, above[at]))
+
+
 def discover(call: ServiceCall, federate: int, handles: Iterable[int], cls: int = 1) -> None:
     """A federate discovers those of the instances that it does not know, and subscribes to, and may assume what is
     unowned of them. `cls`: that or a class below it is theirs."""

@@ -106,6 +106,20 @@ def test_who_subscribes_with_a_region_hears_of_what_is_there() -> None:
     assert it.reflected("owner", aircraft, "west", "east", "all") == ["west", "east", "all"]
 
 
+def test_who_leaves_a_class_discovers_at_the_one_above_what_its_regions_hid() -> None:
+    # Given a reader of all vehicles, and of aircraft in the west, who has forgotten one of these
+    it = Sky("owner", "reader")
+    it.call("reader", "subscribe_object_class_attributes", it.vehicle, (it.position,))
+    area = it.region("reader", 0, 50)
+    it.want("reader", area)
+    near, _ = (it.aircraft_in("owner", it.region("owner", at, at + 1), f"LH{at}") for at in (40, 60))
+    it.call("reader", "local_delete_object_instance", near)
+    it.forget()
+    # When it subscribes to aircraft no more; Expect it to discover, as a vehicle, the one in the east alone
+    it.call("reader", "unsubscribe_object_class_attributes_with_regions", it.aircraft, ((it.position, area),))
+    assert [each[2:] for each in it.heard("reader")] == [(it.vehicle, "LH60")]
+
+
 def test_a_deletion_that_is_taken_back_leaves_an_instance_in_its_regions() -> None:
     # Given an aircraft in two regions, which is deleted at a time to come
     it = Sky("owner", "west", "east")
