@@ -94,7 +94,8 @@ def test_a_second_exercise_begins_at_0_on_both_sides() -> None:
     first += "".join(f"{each}: time_advance_request({time})\n" for time in (5.0, 10.0) for each in ("f0", "g0"))
     first += "".join(f'{each}: resign_federation_execution("no_action")\n' for each in ("f0", "g0"))
     # When others begin over the same bridge; Expect them to be at 0, and the one granted 5 when the other asks for it
-    text = first + text.format("f1") + text.format("g1") + f"""---
+    text = first + text.format("f1") + text.format("g1")
+    text += f"""---
 g1: send_interaction({CALL}, (), b"1", 4.0); time_advance_request(5.0)
 f1: time_advance_request(5.0)
 f1 <- receive_interaction({CALL}, (), b"1", 4.0)
