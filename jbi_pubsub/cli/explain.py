@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from jbi_pubsub.core.errors import ConfigurationError, UnknownUidError
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.protocol.entries import InformationType
 from jbi_pubsub.protocol.services import SubscriptionsProxy
+from jbi_pubsub.protocol.status.explained import holds, levels, verdict
 
 from .options import EXISTING_FILE, JsonArguments, argument, command, option
 from .show import Column, printable, show_table
@@ -94,7 +94,7 @@ def _of_object(servers: Iterable[SubscriptionsProxy], uid: str, object_id: str) 
         nonlocal subscription
         proxy.explain(uid, NOTHING, b"")  # it raises when the subscription does not stand there
         subscription = True
-        return _narrowed(proxy.explain_object(uid, object_id), object_id)
+        return proxy.explain_object(uid, object_id)
 
     found = [_at(ref, facts) for ref, facts in asked(servers, ask)]
     if subscription and not found:
@@ -105,16 +105,6 @@ def _of_object(servers: Iterable[SubscriptionsProxy], uid: str, object_id: str) 
     return found
 
 
-def _narrowed(facts: Facts, object_id: str) -> Facts:
-    """With the object's own registration alone, if that is active: an object id begins with its registration's."""
-    levels = facts["first_level"]
-    own = next((uid for uid in levels if object_id.startswith(uid.rpartition("-")[2])), "")
-    if not own:
-        return {**facts, "registration": ""}
-    delivered = facts["predicate_true"] and levels[own]["matches"] and not facts["suppressed"]
-    return {**facts, "registration": own, "first_level": {own: levels[own]}, "delivered": delivered}
-
-
 def _show_all(found: Sequence[Facts], what: str) -> None:
     for facts in found:
         _show(facts, what)
@@ -122,19 +112,19 @@ def _show_all(found: Sequence[Facts], what: str) -> None:
 
 def _show(facts: Facts, what: str) -> None:
     """One server's answer."""
-    verdict = "is delivered" if facts["delivered"] else "is not delivered"
-    _show_folded(("level", "", "because"), _levels(facts), title=f"{facts['server']}: {what} {verdict}")
+    whole = ("whole", "", f"{what} is {verdict(facts)}, at {facts['server']}")
+    _show_folded(("level", "", "because"), [whole, *levels(facts)])
     if facts["conditions"]:
-        _show_folded(("holds", "condition", "found"), _conditions(facts["conditions"]), title="the predicate")
-    _show_folded(("term", "", "of the subscription"), _terms(facts), title=facts["subscription"])
+        _show_folded(("holds", "condition", "found"), _conditions(facts["conditions"]))
+    _show_folded(("term", "", "of the subscription"), _terms(facts))
 
 
-def _show_folded(heads: Sequence[str], rows: Iterable[Row], *, title: str) -> None:
+def _show_folded(heads: Sequence[str], rows: Iterable[Row]) -> None:
     """A table in which all can be read: in a terminal a cell that is too wide goes on in the next line."""
     shown = list(rows)
     if sys.stdout.isatty():
         shown = [line for row in shown for line in folded(row)]
-    show_table([Column(head) for head in heads], shown, title=title)
+    show_table([Column(head) for head in heads], shown)
 
 
 def folded(row: Row) -> Iterator[Row]:
@@ -145,42 +135,11 @@ def folded(row: Row) -> Iterator[Row]:
         yield tuple(line)
 
 
-def _levels(facts: dict[str, Any]) -> Iterator[Row]:
-    if not facts["first_level"]:
-        yield "first", "no", "no publisher is registered here now"
-    if facts.get("registration") == "":
-        yield "first", "-", "the object's own registration has ended; others, as if it were theirs:"
-    for registration, level in facts["first_level"].items():
-        why = [f"the document: {level['document']}"] if level["document"] != "fits" else []
-        why += [f"the template: {miss}" for miss in level["misses"]]
-        if any(miss.startswith(InformationType.entry_name) for miss in level["misses"]):
-            why = ["the template asks for another type"]  # whose schema says nothing of the document
-        name = f"{level['type']} {level['version']}, {registration.removeprefix('registration-')[:8]}"
-        yield "first", _said(level["matches"]), f"{name}: {'; '.join(why) or 'matches'}"
-    if facts["predicate"]:
-        yield "predicate", _said(facts["predicate_true"]), facts["predicate_failure"] or "see below"
-    matched = [level for level in facts["first_level"].values() if not level["misses"]]
-    for line in dict.fromkeys(line for level in matched for line in level["impossible"]):
-        yield "schema", "no", line
-    if facts["filter"]:
-        selects = "not XML: passes unchanged" if facts["selected"] is None else facts["selected"]
-        suppressed = ", and the subscription asks for no empty ones" if facts["suppressed"] else ""
-        yield "filter", _said(not facts["suppressed"]), facts["filter_failure"] or f"selects {selects}{suppressed}"
-    queue = facts["queue"]
-    if queue:
-        connected = "connected" if queue["connected"] else "not connected now"
-        yield (
-            "queue",
-            _said(queue["connected"]),
-            f"{connected}, {queue['queued']} wait, {queue['in_flight']} on the way",
-        )
-
-
 def _conditions(conditions: list[dict[str, Any]]) -> Iterator[Row]:
     for condition in conditions:
         said = {"and": "all of: ", "or": "one of: ", "not": "not: "}.get(condition["joint"], "")
         text = "  " * condition["level"] + said + condition["text"]
-        yield _said(condition["holds"]), text, "; ".join(map(_found, condition["found"]))
+        yield holds(condition["holds"]), text, "; ".join(map(_found, condition["found"]))
 
 
 def _found(found: dict[str, Any]) -> str:
@@ -195,6 +154,7 @@ def _found(found: dict[str, Any]) -> str:
 def _terms(facts: dict[str, Any]) -> Iterator[Row]:
     terms = facts["terms"]
     told = {
+        "id": facts["subscription"],
         "template": "; ".join(terms["template"]),
         "predicate": terms["predicate"],
         "filter": terms["filter"],
@@ -205,8 +165,14 @@ def _terms(facts: dict[str, Any]) -> Iterator[Row]:
         **{name: terms[name] for name in ("matched", "suppressed", "unfiltered", "failed", "delivered", "mailed")},
         "lost": losses(terms["lost"]),
         "last failure": terms["last_failure"],
+        "set aside": terms.get("set_aside", ""),
+        "not met": "; ".join(map(_unmet, terms.get("unmet", ()))),
     }
     yield from ((name, "", value) for name, value in told.items() if value != "")
+
+
+def _unmet(term: dict[str, Any]) -> str:
+    return f"{term['field']} {term['required']:g} is required, {term['offered']:g} offered by {term['registration']}"
 
 
 def _quality(terms: dict[str, Any]) -> dict[str, object]:
@@ -221,7 +187,3 @@ def _quality(terms: dict[str, Any]) -> dict[str, object]:
         "replace": qos.get("replace"),
     }
     return {name: value for name, value in told.items() if value}
-
-
-def _said(holds: bool | None) -> str:
-    return "failed" if holds is None else "yes" if holds else "no"

@@ -124,20 +124,37 @@ class Conformity:
             self._unread(metadata)
             return None
         root = parse_metadata(metadata)
-        if self.validates:
-            self._gate.validate(root)
-        self._gate.check_invariants(root, self._entries, metadata)
+        self._judge(root, metadata)
         if traced is None:
             self._known.parsed(metadata)
         else:
             self._pass(traced.invariants)
         return root
 
+    def misfit(self, metadata: bytes, root: Element | None) -> str:
+        """Why metadata would not pass, "" if they would; nothing is remembered. `root`: their document, if they are
+        one."""
+        try:
+            if not (metadata and self._reads):
+                self._unread(metadata)
+            elif root is None:
+                parse_metadata(metadata)  # it says why
+            else:
+                self._judge(root, metadata)
+        except (MetadataError, OversizeError) as exc:
+            return exc.message
+        return ""
+
     def read(self, metadata: bytes) -> Element | Traced | None:
         """The document of metadata that passed before; None: they are none."""
         return self._known.trace(metadata) or (
             parse_metadata(metadata) if self.is_exacting else read_metadata(metadata)
         )
+
+    def _judge(self, root: Element, metadata: bytes) -> None:
+        if self.validates:
+            self._gate.validate(root)
+        self._gate.check_invariants(root, self._entries, metadata)
 
     def _unread(self, metadata: bytes) -> None:
         if self.is_exacting:

@@ -13,6 +13,7 @@ from nicegui.events import GenericEventArguments
 from jbi_pubsub.core.errors import JbiError, ProtocolError, UnknownUidError
 from jbi_pubsub.protocol.services import SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS, SubscriptionsProxy
 from jbi_pubsub.protocol.status.delegate import ListedSubscription
+from jbi_pubsub.protocol.status.explained import holds, levels, verdict
 
 from .console import Console, action, region, said, show_rows, table, words
 from .federation import ANSWER_SECONDS, harmless
@@ -28,7 +29,7 @@ class ServerExplanation(NamedTuple):
 
     at: str
     subscription: str
-    delivered: bool
+    verdict: str
     levels: list[dict[str, Any]]
     conditions: list[dict[str, Any]]
 
@@ -156,7 +157,7 @@ def answer_of(at: str, facts: Mapping[str, Any]) -> ServerExplanation:
     """Answer of a server, for the page. Raises ProtocolError for what no server of ours answers."""
     try:
         uid = str(facts["subscription"])
-        return ServerExplanation(at, uid, bool(facts["delivered"]), level_rows(facts), condition_rows(facts))
+        return ServerExplanation(at, uid, verdict(facts), level_rows(facts), condition_rows(facts))
     except (LookupError, TypeError, ValueError, AttributeError) as exc:
         raise ProtocolError(
             f"{at} gives an explanation that this version does not understand: {type(exc).__name__}"
@@ -164,15 +165,15 @@ def answer_of(at: str, facts: Mapping[str, Any]) -> ServerExplanation:
 
 
 def _show(answer: ServerExplanation) -> None:
-    with region("Delivered" if answer.delivered else "Not delivered", "jbi-answer"):
+    with region(answer.verdict.capitalize(), "jbi-answer"):
         words("p", f"{answer.at}: subscription {answer.subscription}", "jbi-note")
-        levels = table(
+        shown = table(
             (("level", "Level"), ("holds", "Holds"), ("why", "Because")),
             empty="No publisher is registered here now",
             whole=("level",),
             searched=False,
         )
-        show_rows(levels, answer.levels)
+        show_rows(shown, answer.levels)
         if answer.conditions:
             words("h3", "The predicate")
             told = table((("holds", "Holds"), ("text", "Condition"), ("found", "Found")), empty="", searched=False)
@@ -181,25 +182,9 @@ def _show(answer: ServerExplanation) -> None:
 
 def level_rows(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Verdict of each level, as rows."""
-    rows = []
-    for registration, level in (facts["first_level"]).items():
-        why = [f"the document: {level['document']}"] if level["document"] != "fits" else []
-        why += [f"the template: {miss}" for miss in level["misses"]]
-        name = f"{level['type']} {level['version']}, {str(registration).removeprefix('registration-')[:8]}"
-        rows.append(("first", level["matches"], f"{name}: {'; '.join(why) or 'matches'}"))
-    if facts["predicate"]:
-        rows.append(("predicate", facts["predicate_true"], facts["predicate_failure"] or facts["predicate"]))
-    if facts["filter"]:
-        selected = facts["selected"]
-        selects = "not XML: passes unchanged" if selected is None else f"selects {selected}"
-        empty = ", and the subscription asks for no empty ones" if facts["suppressed"] else ""
-        rows.append(("filter", not facts["suppressed"], facts["filter_failure"] or f"{selects}{empty}"))
-    if queue := facts["queue"]:
-        state = "connected" if queue["connected"] else "not connected now"
-        rows.append(("queue", queue["connected"], f"{state}, {queue['queued']} wait, {queue['in_flight']} on the way"))
     return [
-        {"key": number, "level": level, "holds": _yes(holds), "why": str(why)}
-        for number, (level, holds, why) in enumerate(rows)
+        {"key": number, "level": level, "holds": held, "why": why}
+        for number, (level, held, why) in enumerate(levels(facts))
     ]
 
 
@@ -210,9 +195,5 @@ def condition_rows(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
         joint = {"and": "all of: ", "or": "one of: ", "not": "not: "}.get(condition["joint"], "")
         found = "; ".join(", ".join(map(repr, each["values"])) or "nothing" for each in condition["found"])
         text = f"{INDENT * min(8, condition['level'])}{joint}{condition['text']}"
-        rows.append({"key": number, "holds": _yes(condition["holds"]), "text": text, "found": found})
+        rows.append({"key": number, "holds": holds(condition["holds"]), "text": text, "found": found})
     return rows
-
-
-def _yes(holds: bool | None) -> str:
-    return "failed" if holds is None else "yes" if holds else "no"

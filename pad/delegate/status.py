@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable
 from functools import partial
@@ -10,7 +11,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from jbi_pubsub.core.errors import ConfigurationError, UnknownUidError
-from jbi_pubsub.core.info_object import Head, TypeName
+from jbi_pubsub.core.info_object import Head, Parcel, TypeName
 from jbi_pubsub.pad.delegate.contracts import DelegateCore
 from jbi_pubsub.pad.delegate.overview import (
     leases_ending,
@@ -220,12 +221,29 @@ class StatusReports:
             return (), 0
         return contradictions(request, [*found.values()]), sum(each.registrations for each, _ in topics)
 
-    def explain(self, uid: str, metadata: bytes, payload: bytes, head: Head | None = None) -> dict[str, object]:
+    def explain(self, uid: str, metadata: bytes, payload: bytes) -> dict[str, object]:
         """Why an object would be delivered to a subscription, or not, for each registration here, as plain data (see
-        explanation.py). The beginning of an id will do, if it is no other's. `head`: of an object that was published.
+        explanation.py). The beginning of an id will do, if it is no other's.
 
-        Raises UnknownUidError, ConfigurationError for an ambiguous id, MetadataError, OversizeError.
+        Raises UnknownUidError, ConfigurationError for an ambiguous id.
         """
+        head = Head("", "", 0, time.time(), "", "", metadata, len(payload))
+        found, registered, queue = self._asked_of(uid)
+        return explain(found, registered, Parcel(head, (payload,), len(payload), 0), queue)
+
+    def explain_object(self, uid: str, object_id: str) -> dict[str, object]:
+        """As `explain`, for an object that was published here some seconds ago, and for its own `registration` alone;
+        "": that has ended, and it is for the others. Raises UnknownUidError as well when it is not known any more, and
+        StorageError."""
+        parcel = recall(object_id, self._tables.kept)
+        found, registered, queue = self._asked_of(uid)
+        own = parcel.head.registration if parcel.head.registration in registered else ""
+        told = explain(found, {own: registered[own]} if own else registered, parcel, queue, is_published=True)
+        return {**told, "registration": own}
+
+    def _asked_of(self, uid: str) -> tuple[Subscription, dict[str, Standing], dict[str, object]]:
+        """A subscription, the registrations as they stand for it, and its queue. Raises UnknownUidError,
+        ConfigurationError."""
         with self._tables.lock:
             by_uid = {known: subscription for (_, known), subscription in self._tables.subscriptions.items()}
             found = by_uid[find_subscription(uid, by_uid)]
@@ -233,24 +251,16 @@ class StatusReports:
             let_in = self._tables.let_in(found, {r.topic for r in registrations})
             registered = {
                 r.uid: Standing(
-                    r.gate,
+                    r.judgement,
                     r.topic.entries,
-                    r.judgement.validates,
                     r.topic in let_in,
                     let_in.get(r.topic),
-                    r.judgement.origin,
+                    found.set_aside if found not in r.topic.table else "",
                 )
                 for r in registrations
             }
             session = self._tables.sessions.get(found.owner)
-        queue = queue_of(session.status(), found.uid) if session is not None else {}
-        return explain(found, registered, metadata, payload, queue, head)
-
-    def explain_object(self, uid: str, object_id: str) -> dict[str, object]:
-        """As `explain`, for an object that was published here some seconds ago. Raises UnknownUidError as well when it
-        is not known any more."""
-        parcel = recall(object_id, self._tables.kept)
-        return self.explain(uid, bytes(parcel.head.metadata), bytes(parcel.payload), parcel.head)
+        return found, registered, queue_of(session.status(), found.uid) if session is not None else {}
 
     def explain_contract(self, uid: str) -> dict[str, Any]:
         """Why a subscription or registration has the importance and preferences that it has. Raises UnknownUidError,

@@ -135,6 +135,10 @@ class Judgement:
             self._checked = metadata
         return document
 
+    def misfit(self, metadata: bytes, root: Element | None) -> str:
+        """See Conformity. Any thread."""
+        return self._conformity.misfit(metadata, root)
+
     def match(self, metadata: bytes, document: Element | Traced | None) -> list[Subscription]:
         """The subscriptions whose predicate is true for metadata that were checked."""
         table = self.table

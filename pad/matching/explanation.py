@@ -9,20 +9,21 @@ Rules:
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
-from jbi_pubsub.core.combined import OWN_BYTES, Provenance, combined
-from jbi_pubsub.core.errors import ConfigurationError, MetadataError, OversizeError, UnknownUidError
-from jbi_pubsub.core.info_object import Head, Parcel, TypeName
-from jbi_pubsub.core.xml import Element, give_back, parse_metadata, parse_payload
+from jbi_pubsub.core.combined import OWN_BYTES, combined
+from jbi_pubsub.core.errors import ConfigurationError, OversizeError, UnknownUidError
+from jbi_pubsub.core.info_object import Parcel
+from jbi_pubsub.core.spool import MEMORY_BYTES
+from jbi_pubsub.core.xml import LOOK_BYTES, Element, give_back, looks_like_xml, parse_payload, read_metadata
 from jbi_pubsub.core.xpath import Predicate, examine
 from jbi_pubsub.core.xpath.predicate import NO_NAMESPACES, XPATH
 from jbi_pubsub.lookup.entry import EntryRep, matches
-from jbi_pubsub.pad.matching.dissemination import NOWHERE, takes
+from jbi_pubsub.pad.matching.dissemination import NOWHERE, Judgement, is_shaped, takes
 from jbi_pubsub.pad.model.subscription import Subscription
 from jbi_pubsub.protocol.conformity import InformationTypeGate
 from jbi_pubsub.protocol.requests import SubscriptionRequest
@@ -33,53 +34,106 @@ MAX_CANDIDATES: Final = 10
 
 
 class Standing(NamedTuple):
-    """A registration as it stands: its type, the entries that templates are held against (the type's is the first),
-    and whether its metadata are validated. `may`: whether the subscriber may have objects of it; `predicate`: what the
-    subscription is matched by there."""
+    """A registration as it stands, and the entries that templates are held against (the type's is the first). `may`:
+    whether the subscriber may have objects of it; `predicate`: what the subscription is matched by there; `set_aside`:
+    why it is not evaluated there, "" if it is."""
 
-    gate: InformationTypeGate
+    judgement: Judgement
     entries: tuple[EntryRep, ...]
-    validates: bool
     may: bool
     predicate: Predicate | None
-    origin: Provenance = NOWHERE
+    set_aside: str = ""
+
+
+class _Asked:
+    """An object and a subscription, as the second level sees them: for a predicate on the combined view each
+    registration has a document of its own."""
+
+    def __init__(
+        self, subscription: Subscription, registered: Mapping[str, Standing], parcel: Parcel, *, is_published: bool
+    ) -> None:
+        self.metadata: Final = bytes(parcel.head.metadata)
+        self.root: Final = read_metadata(self.metadata)
+        self._subscription, self._registered = subscription, registered
+        self._parcel, self._is_published = parcel, is_published
+        self._holds: dict[str, bool] = {}
+
+    def own(self, uid: str) -> Parcel:
+        """The object; one that was not published as that registration would publish it now."""
+        if self._is_published or uid not in self._registered:
+            return self._parcel
+        kind = self._registered[uid].judgement.gate.type
+        head = replace(self._parcel.head, registration=uid, type_name=kind.name, type_version=kind.version)
+        return replace(self._parcel, head=head)
+
+    def holds(self, uid: str) -> bool:
+        """Whether the predicate does, for an object of that registration."""
+        key = uid if self._subscription.combined is not None else ""
+        if key not in self._holds:
+            predicate, root, size = self._question(uid)
+            self._holds[key] = predicate is None or (root is not None and predicate.decide(root, size) is True)
+        return self._holds[key]
+
+    def told(self, uid: str) -> dict[str, object]:
+        """The second level, with each condition."""
+        predicate, root, size = self._question(uid)
+        if predicate is None:
+            return {"predicate": "", "predicate_true": True, "predicate_failure": "", "conditions": []}
+        holds = root is not None and predicate.decide(root, size) is True
+        return {
+            "predicate": predicate.expression,
+            "predicate_true": holds,
+            "predicate_failure": predicate.last_error if root is not None else "the metadata are no XML to ask it of",
+            "conditions": msgspec.to_builtins(examine(predicate, root, size)) if root is not None else [],
+        }
+
+    def _question(self, uid: str) -> tuple[Predicate | None, Element | None, int]:
+        """A copy of the predicate, the document and its size."""
+        size, view = len(self.metadata), self._subscription.combined
+        if view is None:
+            predicate = self._subscription.predicate
+            return predicate.copy() if predicate is not None else None, self.root, size
+        origin = self._registered[uid].judgement.origin if uid in self._registered else NOWHERE
+        return view.copy(), combined(self.own(uid).head, origin), size + OWN_BYTES
 
 
 def explain(
     subscription: Subscription,
     registered: Mapping[str, Standing],
-    metadata: bytes,
-    payload: bytes,
+    parcel: Parcel,
     queue: Mapping[str, object],
-    head: Head | None = None,
+    *,
+    is_published: bool = False,
 ) -> dict[str, Any]:
-    """Why an object with `metadata` and `payload` would be delivered to a subscription, or not.
+    """Why an object would be delivered to a subscription, or not; `delivered` is None where its shaping decides.
 
-    `registered` are the registrations by uid; `queue` is shown as it is. `head` is the object's, if it was published;
-    else a combined view shows it as the first registration would publish it now. Raises MetadataError for metadata that
-    don't parse, OversizeError.
+    `registered` are the registrations by uid; `queue` is shown as it is. An object that was not published is judged
+    for each of them as that would publish it now; conditions on the combined view are those of the first that it is
+    delivered from, or that comes nearest. Raises StorageError.
     """
-    request = subscription.request
-    root = parse_metadata(metadata)
-    second = _second_level(subscription, root, len(metadata))
-    if subscription.combined is not None:
-        view = _view(registered, metadata, payload, head)
-        second = _second_level(subscription, view, len(metadata) + OWN_BYTES)
-    first = {}
+    asked = _Asked(subscription, registered, parcel, is_published=is_published)
+    first, matching, fitting = dict[str, dict[str, Any]](), list[str](), list[str]()
     for uid, standing in registered.items():
-        access = _withheld(subscription, standing, root, len(metadata)) if second["predicate_true"] else []
-        first[uid] = _first_level(subscription, standing, root, access)
-    cut, withheld = _filtered(subscription, payload)
-    suppressed = withheld or bool(cut["selected"] == 0 and request.suppress_empty)
+        level = first[uid] = _first_level(subscription, standing, asked.metadata, asked.root)
+        if level["matches"]:
+            matching.append(uid)
+            if asked.holds(uid):
+                level["misses"] = _withheld(subscription, standing, asked.root, len(asked.metadata))
+                level["matches"] = not level["misses"]
+                fitting += [uid] if level["matches"] else []
+    nearest = next(iter((*fitting, *matching, *registered)), "")
+    cut, withheld, left = _filtered(subscription, parcel)
+    suppressed = withheld or bool(cut["selected"] == 0 and subscription.request.suppress_empty)
+    sizes = [_size(subscription, asked.own(uid), left) for uid in fitting]
+    size = max(sizes, key=_freedom, default={})
     return {
         "subscription": subscription.uid,
         "first_level": first,
-        **second,
+        **asked.told(nearest),
         **cut,
         "suppressed": suppressed,
-        "delivered": bool(
-            second["predicate_true"] and any(level["matches"] for level in first.values()) and not suppressed
-        ),
+        "size": size,
+        "delivered": size.get("holds", True) if fitting and not suppressed else False,
         "queue": dict(queue),
         "terms": subscription.status(SubscriptionStatus),
     }
@@ -152,24 +206,27 @@ def _bare(uid: str) -> str:
     return uid.removeprefix("subscription-")
 
 
-def _withheld(subscription: Subscription, standing: Standing, root: Element, size: int) -> list[str]:
-    """Objections of access rules, without saying what they are."""
+def _withheld(subscription: Subscription, standing: Standing, root: Element | None, size: int) -> list[str]:
+    """Objections of access rules, without saying what they are, and of the budget for what is evaluated."""
     if not standing.may:
         return ["access policy: the subscriber may not have this type"]
-    if standing.predicate is None or standing.predicate is subscription.predicate:
-        return []
-    holds = standing.predicate.copy().decide(root, size) is True
-    return [] if holds else [f"access policy: withheld by {subscription.narrowed_by}"]
+    if standing.predicate is not None and standing.predicate is not subscription.predicate:
+        holds = root is not None and standing.predicate.copy().decide(root, size) is True
+        if not holds:
+            return [f"access policy: withheld by {subscription.narrowed_by}"]
+    return [f"the subscription is not evaluated here: {standing.set_aside}"] if standing.set_aside else []
 
 
-def _first_level(subscription: Subscription, standing: Standing, root: Element, access: list[str]) -> dict[str, object]:
-    """Whether the document could be published by a registration, and whether the template matches that; `access`: what
-    rules have against it."""
-    type_name = standing.gate.type
-    why = _misfit(standing, root)
-    misses = _misses(subscription.request.entries, standing.entries) + access
-    judged = [(standing.gate, [standing.entries])] if standing.validates else []
-    if not takes(subscription, standing.origin):
+def _first_level(
+    subscription: Subscription, standing: Standing, metadata: bytes, root: Element | None
+) -> dict[str, Any]:
+    """Whether the document could be published by a registration, and whether the template matches that."""
+    judgement = standing.judgement
+    type_name = judgement.gate.type
+    why = judgement.misfit(metadata, root)
+    misses = _misses(subscription.request.entries, standing.entries)
+    judged = [(judgement.gate, [standing.entries])] if judgement.validates else []
+    if not takes(subscription, judgement.origin):
         misses.append("the subscription does not want what its publisher publishes (unlike, local)")
     return {
         "type": type_name.name,
@@ -181,62 +238,54 @@ def _first_level(subscription: Subscription, standing: Standing, root: Element, 
     }
 
 
-def _misfit(standing: Standing, root: Element) -> str:
-    """Why the document is none that the registration may publish; "" if it is one."""
-    gate = standing.gate
-    try:
-        if standing.validates:
-            gate.validate(root)
-        gate.check_invariants(root, standing.entries[1:])
-    except MetadataError as exc:
-        return exc.message
-    return ""
-
-
-def _view(registered: Mapping[str, Standing], metadata: bytes, payload: bytes, head: Head | None) -> Element:
-    """The combined view of an object."""
-    first = next(iter(registered), "")
-    uid = head.registration if head is not None else first
-    standing = registered.get(uid)
-    if head is None:
-        kind = standing.gate.type if standing is not None else TypeName("")
-        head = Head("", uid, 0, time.time(), kind.name, kind.version, metadata, len(payload))
-    return combined(head, standing.origin if standing is not None else NOWHERE)
-
-
-def _second_level(subscription: Subscription, root: Element, size: int) -> dict[str, object]:
-    predicate = subscription.combined or subscription.predicate
-    if predicate is None:
-        return {"predicate": "", "predicate_true": True, "predicate_failure": "", "conditions": []}
-    predicate = predicate.copy()
-    holds = predicate.decide(root, size)
-    return {
-        "predicate": predicate.expression,
-        "predicate_true": holds is True,
-        "predicate_failure": predicate.last_error,
-        "conditions": msgspec.to_builtins(examine(predicate, root, size)),
-    }
-
-
-def _filtered(subscription: Subscription, payload: bytes) -> tuple[dict[str, object], bool]:
-    """The filter's findings, and whether it is withheld for being beyond what that is applied to."""
+def _filtered(subscription: Subscription, parcel: Parcel) -> tuple[dict[str, object], bool, int]:
+    """The filter's findings, whether it is withheld for being beyond what that is applied to, and the bytes that are
+    left of the payload."""
+    whole = parcel.payload_size
     if subscription.payload_filter is None:
-        return {"filter": "", "filter_failure": "", "payload_is_xml": None, "selected": None}, False
+        return {"filter": "", "filter_failure": "", "payload_is_xml": None, "selected": None}, False, whole
     wanted = subscription.payload_filter.copy()
     said: dict[str, object] = {"filter": wanted.expression, "payload_is_xml": True, "selected": None}
     try:
-        parsed = parse_payload(payload)
+        parsed = parse_payload(_looked_at(parcel))
     except OversizeError as exc:
         choice = subscription.request.unfiltered
         done = "is lost (oversize)" if choice == "withhold" else "comes whole"
-        return {**said, "filter_failure": f"{exc.message}: it {done}"}, choice == "withhold"
+        return {**said, "filter_failure": f"{exc.message}: it {done}"}, choice == "withhold", whole
+    left = whole
     if parsed is None:
         said["payload_is_xml"] = False
     else:
-        said["selected"] = wanted.apply(parsed, len(payload)).count
+        selection = wanted.apply(parsed, whole)
+        said["selected"], left = selection.count, len(selection.payload)
     del parsed
-    give_back(len(payload))
-    return {**said, "filter_failure": wanted.last_error}, False
+    give_back(whole)
+    return {**said, "filter_failure": wanted.last_error}, False, left
+
+
+def _looked_at(parcel: Parcel) -> bytes:
+    """The payload, or its beginning where that is no XML. Raises OversizeError, StorageError."""
+    if (spooled := parcel.spooled) is not None and not looks_like_xml(start := spooled.read(0, LOOK_BYTES)):
+        return start
+    return bytes(parcel.payload)
+
+
+def _size(subscription: Subscription, parcel: Parcel, left: int) -> dict[str, Any]:
+    """Whether what is `left` of a payload, with the metadata, is within the subscription's max_size; {}: there is none
+    that drops. None where a shape may make it small enough."""
+    if (spooled := parcel.spooled) is not None and len(spooled) > MEMORY_BYTES and is_shaped(subscription):
+        return {"bytes": len(spooled), "max_size": MEMORY_BYTES, "holds": False}
+    settings = subscription.contract.of(parcel) if subscription.contract is not None else None
+    if settings is None or settings.max_size is None or settings.oversize != "drop":
+        return {}
+    size = len(parcel.head.metadata) + left
+    too_large = None if settings.shapes and left else False
+    return {"bytes": size, "max_size": settings.max_size, "holds": size <= settings.max_size or too_large}
+
+
+def _freedom(size: Mapping[str, Any]) -> int:
+    """The lowest first: what is too large, what may be, what is not."""
+    return (False, None, True).index(size.get("holds", True))
 
 
 def _misses(templates: tuple[EntryRep, ...], entries: tuple[EntryRep, ...]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Final
 from jbi_pubsub.core.access import NONE_IN_PARTICULAR, AccessPolicy, Action, Decision, Subject, demand, denied
 from jbi_pubsub.core.info_object import Parcel, TypeName
 from jbi_pubsub.core.wire.endpoint import Caller
-from jbi_pubsub.core.xml import parse_metadata
+from jbi_pubsub.core.xml import read_metadata
 from jbi_pubsub.core.xpath import compile_predicate
 from jbi_pubsub.pad.delegate.contracts import Permissions
 
@@ -44,6 +44,7 @@ class CallGuard:
         decision = self.allow(caller, "subscribe", subject)
         if decision.where:
             predicate = compile_predicate(decision.where, namespaces=dict(decision.namespaces))
-            if not predicate.matches(parse_metadata(bytes(head.metadata))):
+            root = read_metadata(bytes(head.metadata))
+            if root is None or not predicate.matches(root):
                 self.policy.record(caller, "subscribe", subject, Decision(False, decision.rule))
                 raise denied(caller, "subscribe", subject)

@@ -14,6 +14,7 @@ import pytest
 from jbi_pubsub import Wish
 from jbi_pubsub.cli import explain as cli
 from jbi_pubsub.core.config import ArchiveSection, PolicySection, QosSection
+from jbi_pubsub.protocol.status.explained import levels
 
 FIGURE_1 = str(Path(__file__).parent.parent.parent / "examples" / "data" / "intel_imagery" / "fig1.xml")
 
@@ -104,7 +105,7 @@ def test_the_tables_fit_80_columns_and_hide_nothing(
 ) -> None:
     [facts] = json.loads(said(*flags, "explain", explained[1], "--metadata", FIGURE_1, "--json").out)
     facts["conditions"].append({**facts["conditions"][0], "text": "/metadata/" + "ImageDescriptor/" * 9 + "lat>33"})
-    rows = [*cli._levels(facts), *cli._conditions(facts["conditions"]), *cli._terms(facts)]
+    rows = [*levels(facts), *cli._conditions(facts["conditions"]), *cli._terms(facts)]
     lines = [line for row in rows for line in cli.folded(row)]
     assert max(sum(map(len, map(str, line))) + 4 for line in lines) <= 80
     # Expect all of a cell to be there, on several lines if need be
@@ -175,20 +176,31 @@ def test_an_object_is_explained_by_its_own_registration(
     assert len([line for line in answer.out.splitlines() if line.startswith("first\t")]) == 1
 
 
-def test_registrations_of_others_are_not_shown_as_if_they_were_the_objects() -> None:
-    # Given the answer about an object whose own registration has ended, and another stands
-    level = {"type": "t", "version": "1.0", "matches": True, "document": "fits", "misses": [], "impossible": []}
-    facts = {
-        "first_level": {f"registration-{'b' * 32}": level}, "predicate_true": True, "suppressed": False,
-        "delivered": True, "predicate": "", "filter": "", "queue": {},
-    }  # fmt: skip
-    shown = list(cli._levels(cli._narrowed(facts, "a" * 32 + "000000000001")))
+def test_registrations_of_others_are_not_shown_as_if_they_were_the_objects(
+    explained: tuple[Any, str], flags: list[str], said: Callable[..., Any], figures: Any
+) -> None:
+    # Given an object whose own registration has ended, and another that stands
+    publisher, uid = explained
+    registration = figures.register(publisher)
+    published = publisher.publish(registration, figures.figure_1)
+    publisher.unregister_publisher(registration)
     # Expect this to be said before the others
-    assert shown[0] == ("first", "-", "the object's own registration has ended; others, as if it were theirs:")
-    # When it stands; Expect it alone, and the verdict to be of it
-    own = {**facts, "first_level": {**facts["first_level"], f"registration-{'a' * 32}": {**level, "matches": False}}}
-    told = cli._narrowed(own, "a" * 32 + "000000000001")
-    assert (list(told["first_level"]), told["delivered"]) == ([f"registration-{'a' * 32}"], False)
+    rows = [line.split("\t") for line in said(*flags, "explain", uid, "--object", published).out.splitlines()]
+    first = [row for row in rows if row[0] == "first"]
+    assert first[0][2] == "the object's own registration has ended; others, as if it were theirs:"
+    assert len(first) == 2
+
+
+def test_the_verdict_and_the_server_stand_in_the_table(
+    explained: tuple[Any, str], flags: list[str], said: Callable[..., Any], tmp_path: Path
+) -> None:
+    # Given two documents; When they are explained through a pipe, expect the verdict in the first row
+    other = tmp_path / "other.xml"
+    other.write_text("<other/>")
+    for file, verdict in ((FIGURE_1, "is delivered, at"), (str(other), "is not delivered, at")):
+        head, whole, *_ = said(*flags, "explain", explained[1], "--metadata", file).out.splitlines()
+        assert head.startswith("level\t")
+        assert re.fullmatch(rf"whole\t\t{Path(file).name} {verdict} 127\.0\.0\.1:\d+", whole)
 
 
 def test_an_object_that_was_published_just_now_is_explained_by_its_id(

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from jbi_pubsub.core.config import PolicySection, QosSection
 from jbi_pubsub.core.errors import ConfigurationError, UnknownUidError
+from jbi_pubsub.pad.matching import match_table
 from jbi_pubsub.pad.matching.explanation import find_subscription
 
 
@@ -194,3 +198,133 @@ def test_an_object_that_is_still_known_is_explained_by_its_id(federation: Any, f
     with pytest.raises(UnknownUidError, match="no object object-8 is known here any more") as caught:
         delegate.reports.explain_object(uid, "object-8")
     assert "explain its document" in caught.value.hint
+
+
+def test_an_object_is_explained_for_its_own_registration_alone(federation: Any, figures: Any) -> None:
+    # Given a registration of another type without a schema, whose document the subscribed type would take
+    delegate = federation.pad().delegate
+    publisher = federation.light()
+    at = publisher.connect_to_delegate("alpha", "rome")
+    wanted = publisher.register_publisher(at, type_name="wanted", validate=False)
+    other = publisher.register_publisher(at, type_name="other", validate=False)
+    subscriber = federation.subscriber()
+    uid = subscriber.register_subscriber(type_name="wanted")
+    assert subscriber.wait_matched(uid) == 1
+    published = publisher.publish(other, b"<m/>")
+    publisher.flush()
+    # Expect it not to be delivered
+    facts = delegate.reports.explain_object(uid, published)
+    assert (facts["registration"], list(facts["first_level"]), facts["delivered"]) == (other, [other], False)
+    # When its registration has ended; Expect the others, and to be told
+    publisher.unregister_publisher(other)
+    facts = delegate.reports.explain_object(uid, published)
+    assert (facts["registration"], list(facts["first_level"])) == ("", [wanted])
+
+
+@pytest.mark.parametrize("metadata", [b"", b"no XML"])
+def test_what_has_no_document_is_delivered_to_who_asks_nothing_of_it(metadata: bytes, federation: Any) -> None:
+    # Given a registration whose metadata need not be XML, and one that validates
+    delegate = federation.pad().delegate
+    publisher = federation.light()
+    at = publisher.connect_to_delegate("alpha", "rome")
+    registration = publisher.register_publisher(at, type_name="t", validate=False, well_formed=False)
+    subscriber = federation.subscriber()
+    every = subscriber.register_subscriber(type_name="t")
+    some = subscriber.register_subscriber(type_name="t", predicate="true()")
+    assert [subscriber.wait_matched(each) for each in (every, some)] == [1, 1]
+    published = publisher.publish(registration, metadata, b"payload")
+    assert subscriber.receive(every, 60.0) is not None
+    # Expect the explanation to agree, of the object and of the document
+    reports = delegate.reports
+    for told in (reports.explain_object(every, published), reports.explain(every, metadata, b"payload")):
+        assert told["delivered"] is True
+    for told in (reports.explain_object(some, published), reports.explain(some, metadata, b"payload")):
+        assert (told["predicate_true"], told["delivered"]) == (False, False)
+        assert "no XML" in told["predicate_failure"]
+    assert subscriber.receive(some, 0.0) is None
+
+
+def test_a_document_that_is_no_xml_does_not_fit_who_validates(standing: Standing) -> None:
+    for document, why in ((b"", "no metadata"), (b"<m>", "not well-formed")):
+        [level] = standing.explain(standing.subscribed(), document)["first_level"].values()
+        assert level["matches"] is False
+        assert why in level["document"]
+
+
+@pytest.fixture
+def limited(federation: Any, tmp_path: Path) -> Callable[[str], tuple[Any, Any, Any, str]]:
+    """A delegate with a policy, a publisher's registration and a subscriber, to its type."""
+
+    def made(policy: str) -> tuple[Any, Any, Any, str]:
+        file = tmp_path / "policy.toml"
+        file.write_text(f'[[policy]]\nname = "small"\ntype = "t"\n{policy}\n')
+        config = msgspec.structs.replace(
+            federation.config, qos=QosSection(mode="on"), policy=PolicySection(file=str(file))
+        )
+        delegate = federation.pad(config=config).delegate
+        publisher = federation.light()
+        at = publisher.connect_to_delegate("alpha", "rome")
+        return delegate, publisher, federation.subscriber(), publisher.register_publisher(
+            at, type_name="t", validate=False
+        )  # fmt: skip
+
+    return made
+
+
+def test_what_is_beyond_the_size_of_a_policy_is_not_delivered(
+    limited: Callable[[str], tuple[Any, Any, Any, str]], eventually: Callable[..., Any]
+) -> None:
+    # Given a policy that lets through 1 kB, one who takes all, and one who takes a part
+    delegate, publisher, subscriber, registration = limited('max_size = "1 KB"')
+    every = subscriber.register_subscriber(type_name="t")
+    part = subscriber.register_subscriber(type_name="t", payload_filter="//b")
+    assert [subscriber.wait_matched(each) for each in (every, part)] == [1, 1]
+    payload = b"<a><b/>" + b"<c/>" * 1_000 + b"</a>"
+    published = publisher.publish(registration, b"<m/>", payload)
+    assert subscriber.receive(part, 60.0) is not None
+    eventually(lambda: subscriber.losses(every) == {"oversize": 1})
+    # Expect the explanation to agree, and to tell the sizes
+    for facts in (
+        delegate.reports.explain_object(every, published), delegate.reports.explain(every, b"<m/>", payload),
+    ):  # fmt: skip
+        assert facts["delivered"] is False
+        assert facts["size"] == {"bytes": len(payload) + 4, "max_size": 1000, "holds": False}
+    facts = delegate.reports.explain_object(part, published)
+    assert (facts["delivered"], facts["size"]["holds"]) == (True, True)
+
+
+def test_what_a_shape_may_make_small_enough_is_perhaps_delivered(
+    limited: Callable[[str], tuple[Any, Any, Any, str]],
+) -> None:
+    delegate, _, subscriber, _ = limited('max_size = "1 KB"\nshape = "truncate 100"')
+    uid = subscriber.register_subscriber(type_name="t")
+    assert subscriber.wait_matched(uid) == 1
+    facts = delegate.reports.explain(uid, b"<m/>", bytes(2_000))
+    assert (facts["delivered"], facts["size"]["holds"]) == (None, None)
+    assert delegate.reports.explain(uid, b"<m/>", b"small")["delivered"] is True
+
+
+def test_a_subscription_that_is_set_aside_gets_nothing_of_that_registration(
+    federation: Any, figures: Any, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a subscription that a later registration has no room for
+    delegate = federation.pad().delegate
+    publisher = federation.light()
+    at = publisher.connect_to_delegate("alpha", "rome")
+    first = figures.register(publisher)
+    subscriber = federation.subscriber()
+    uid = subscriber.register_subscriber(
+        type_name="mil.af.rl.jbi.Intel_Imagery", predicate="count(//*) > 1 and //*[//*[contains(., '3')]]"
+    )
+    assert subscriber.wait_matched(uid) == 1
+    monkeypatch.setattr(match_table, "MAX_COST_OF_REGISTRATION", 0.001)
+    other = figures.metadata(publisher="others")
+    later = publisher.register_publisher(at, figures.schema, other)
+    assert eventually(lambda: subscriber.refusal(uid)) is not None
+    # Expect an object of that to be said not to come, and why
+    facts = delegate.reports.explain(uid, other, b"")
+    assert (facts["delivered"], facts["predicate_true"]) == (False, True)
+    [miss] = facts["first_level"][later]["misses"]
+    assert "not evaluated here" in miss
+    assert facts["terms"].set_aside in miss
+    assert delegate.reports.explain(uid, figures.figure_1, b"")["first_level"][first]["matches"] is True

@@ -40,3 +40,23 @@ def test_what_the_platform_says_is_among_the_conditions(federation: Federation) 
     assert said[own]["unlike"] == "me"
     (terms,) = [each for each in pad.delegate.reports.terms(0, 10) if each.uid == uid]
     assert "combined" in terms.language  # which a study that knows metadata alone does not take
+
+
+def test_a_document_is_asked_of_as_each_registration_would_publish_it(federation: Federation) -> None:
+    # Given two types, and a subscription to the later one by what the platform says of it
+    pad = federation.pad()
+    publisher = federation.light(name="camera")
+    at = publisher.connect_to_delegate("alpha", "rome")
+    for name in ("sound", "image"):
+        publisher.register_publisher(at, type_name=name, validate=False)
+    subscriber = federation.subscriber()
+    predicate = "//og:Name = 'image' and //n = 1"
+    by_type = subscriber.register_subscriber(type_name="image", view="combined", predicate=predicate)
+    of_any = subscriber.register_subscriber(view="combined", predicate=predicate)
+    assert all(subscriber.wait_matched(each) for each in (by_type, of_any))
+    # Expect a document to be delivered that it is true for, with its conditions, and no other
+    for uid in (by_type, of_any):
+        why = pad.delegate.reports.explain(uid, b"<m><n>1</n></m>", b"")
+        assert (why["predicate_true"], why["delivered"]) == (True, True)
+        assert [each["holds"] for each in why["conditions"]] == [True, True]  # type: ignore[attr-defined]
+        assert pad.delegate.reports.explain(uid, b"<m><n>2</n></m>", b"")["delivered"] is False

@@ -656,6 +656,27 @@ def test_explain_names_the_rule_that_withholds(
     assert misses(60) == (False, ["access policy: the subscriber may not have this type"])
 
 
+def test_an_object_without_a_document_is_explained_to_nobody_whom_a_rule_asks_for_one(
+    federation: Any, policy: Any, put_in_force: Callable[..., None]
+) -> None:
+    # Given an object without metadata, and a rule that lets through a part by them
+    pad = federation.pad()
+    publisher, subscriber = federation.light(), federation.subscriber()
+    at = publisher.connect_to_delegate("alpha", "rome")
+    registration = publisher.register_publisher(at, type_name="t", validate=False)
+    uid = subscriber.register_subscriber(type_name="t")
+    assert subscriber.wait_matched(uid) == 1
+    published = publisher.publish(registration, b"", b"payload")
+    publisher.flush()
+    put_in_force(pad, policy, NORTH)
+    # Expect it to be withheld, and its explanation refused
+    told = pad.delegate.reports.explain_object(uid, published)
+    (first,) = told["first_level"].values()
+    assert (told["delivered"], first["misses"]) == (False, ["access policy: withheld by policy.toml:3"])
+    with SubscriptionsProxy_at(pad) as proxy, pytest.raises(AccessDeniedError, match="may not subscribe t"):
+        proxy.explain_object(uid, published)
+
+
 def test_a_mail_subscription_of_an_earlier_version_is_nobodys(federation: Any, policy: Any, tmp_path: Path) -> None:
     # Given a file of e-mail subscriptions that does not say whose they are
     file = tmp_path / "pad.db"

@@ -570,6 +570,29 @@ def test_a_filter_looks_at_what_fits_into_memory(
     eventually(lambda: subscriber.losses(cut) == {"oversize": 1}, what=lambda: subscriber.losses(cut))
 
 
+@pytest.mark.parametrize(("begin", "is_cut"), [(b"<r>", False), (b"---", True)], ids=["XML", "none"])
+def test_what_does_not_fit_into_memory_is_explained(
+    begin: bytes, is_cut: bool, large: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given those who take an object whole and filtered, and one that is too large to be read
+    reports = large.pad().delegate.reports
+    subscriber = large.subscriber()
+    whole = subscriber.register_subscriber(type_name="report")
+    cut = subscriber.register_subscriber(type_name="report", payload_filter="//b")
+    publisher, uid = opened(large)
+    publisher.wait_for_subscribers(uid, 2)
+    monkeypatch.setattr(spool_module, "MEMORY_BYTES", SIZE - 1)
+    monkeypatch.setattr("jbi_pubsub.pad.matching.dissemination.MEMORY_BYTES", SIZE - 1)
+    path = tmp_path / "document"
+    path.write_bytes(begin.ljust(SIZE))
+    published = publisher.publish(uid, b"<a/>", path)
+    assert received(subscriber, whole).payload_size == SIZE
+    # Expect it to be delivered whole, and to who filters only if it is no XML
+    told = [reports.explain_object(each, published) for each in (whole, cut)]
+    assert [each["delivered"] for each in told] == [True, is_cut]
+    assert told[1]["payload_is_xml"] is not is_cut
+
+
 def test_a_filter_may_leave_more_than_was_published(large: Federation, tmp_path: Path) -> None:
     # Given a filter whose parts each get the declaration of their namespace
     large.pad()

@@ -272,10 +272,25 @@ def test_an_object_is_explained_for_a_subscription(console: Watched) -> None:
     page.get_by_role("heading", name="Not delivered", level=2).first.wait_for()
     page.get_by_label("Metadata (XML)").fill(HOSTILE)
     page.get_by_role("button", name="Explain").click()
-    page.get_by_role("status").get_by_text("alpha0, rome:").wait_for()
+    page.get_by_text("the document: metadata is not well-formed XML").first.wait_for()
     page.get_by_label("or its id").fill("nobody")
     page.get_by_role("button", name="Explain").click()
     page.get_by_text("No delegate or peer publisher knows subscription nobody").wait_for()
+
+
+def test_an_object_of_another_type_is_not_said_to_be_delivered(console: Watched) -> None:
+    # Given an object of another type, whose document the subscribed type would take
+    at = console.camera.connect_to_delegate("alpha0", "rome")
+    other = console.camera.register_publisher(at, type_name="other", validate=False)
+    published = console.camera.publish(other, console.figures.figure_1)
+    console.camera.flush()
+    # When it is explained by its id; Expect the answer to be of its own registration, as `jbi explain` has it
+    page = console.open(f"explain?subscription={console.uid}&object={published}")
+    page.get_by_role("button", name="Explain").click()
+    page.get_by_text("the template asks for another type").wait_for()
+    page.get_by_role("heading", name="Not delivered", level=2).wait_for()
+    assert page.locator(".jbi-answer").count() == 1
+    console.camera.unregister_publisher(other)
 
 
 def test_the_last_objects_of_a_type_are_looked_at(console: Watched, eventually: Callable[..., Any]) -> None:

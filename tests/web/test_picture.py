@@ -157,7 +157,9 @@ def test_an_answer_that_makes_no_sense_is_said_to_be_none() -> None:
     good = {
         "subscription": "s", "delivered": True, "predicate": "//a", "predicate_true": True, "predicate_failure": "",
         "filter": "", "queue": {},
-        "first_level": {"r-1": {"matches": True, "document": "fits", "misses": [], "type": "t", "version": "1"}},
+        "first_level": {
+            "r-1": {"matches": True, "document": "fits", "misses": [], "type": "t", "version": "1", "impossible": []}
+        },
         "conditions": [{"joint": "", "level": 0, "holds": None, "text": "//a", "found": [{"count": 0, "values": []}]}],
     }  # fmt: skip
     answer = answer_of("alpha", good)
