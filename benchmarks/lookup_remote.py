@@ -24,7 +24,8 @@ from typing import Any
 import msgspec
 
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
+from jbi_pubsub.core.wire.dial import dial
+from jbi_pubsub.core.wire.endpoint import DATA, Security
 from jbi_pubsub.core.wire.handshake import Hello, greet
 from jbi_pubsub.core.wire.stream import ACK, BATCH, FRAME
 from jbi_pubsub.core.wire.stream_socket import StreamSocket

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from jbi_pubsub.core.errors import ConfigurationError, EntryError, OversizeError
-from jbi_pubsub.core.wire.endpoint import check_endpoint
+from jbi_pubsub.core.wire.address import check_endpoint
 
 PUBLIC_GROUP: Final = ""
 """The group that every client looks in (Jini DJ.2.1)."""

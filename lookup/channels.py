@@ -160,7 +160,7 @@ class EventChannels:
             refuse(line, "unknown or used token")
             return
         welcome(line, 0, self._compressed.grant(hello.compression))
-        close = accepted_by.hand_over(sock)
+        close = accepted_by.connections.hand_over(sock)
 
         def ended() -> None:
             close()

@@ -104,7 +104,7 @@ class LookupPresence:
     @property
     def connections(self) -> int:
         """Number of connections, those to the port of before as well."""
-        return self.endpoint.connections + sum(endpoint.connections for _, endpoint in self._retired)
+        return len(self.endpoint.connections) + sum(len(endpoint.connections) for _, endpoint in self._retired)
 
     @property
     def lookup_services(self) -> int:

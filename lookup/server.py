@@ -22,8 +22,9 @@ from jbi_pubsub.core.guard import faults, guarded
 from jbi_pubsub.core.metrics import MetricsServer, Sample, expiries, refusals, samples_of
 from jbi_pubsub.core.process import version
 from jbi_pubsub.core.ticker import Job
+from jbi_pubsub.core.wire.address import check_endpoint
 from jbi_pubsub.core.wire.control import LOGIN, ControlServer, exported, leasing
-from jbi_pubsub.core.wire.endpoint import Caller, check_endpoint
+from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.lookup import browse
 from jbi_pubsub.lookup.channels import EventChannels
 from jbi_pubsub.lookup.client.proxy import EXPORTED, Administered, RegistrarInfo

@@ -21,7 +21,7 @@ from jbi_pubsub.core.errors import ConfigurationError, JbiError
 from jbi_pubsub.core.info_object import TypeName
 from jbi_pubsub.core.near import near_hint
 from jbi_pubsub.core.toml import TomlDocument, TomlError, TomlTable
-from jbi_pubsub.core.wire.endpoint import check_endpoint
+from jbi_pubsub.core.wire.address import check_endpoint
 from jbi_pubsub.protocol.entries import PLATFORM_NAME
 
 from .listed import Passing

@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import JbiError, ProtocolError
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.core.wire.endpoint import check_endpoint
+from jbi_pubsub.core.wire.address import check_endpoint
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.client.proxy import EVERYTHING
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate

@@ -114,7 +114,7 @@ def link(given: _Link) -> None:
     """
     import msgspec  # here: the other commands start faster without
 
-    from jbi_pubsub.core.wire.endpoint import check_endpoint
+    from jbi_pubsub.core.wire.address import check_endpoint
     from jbi_pubsub.hla.link import RtiLink
 
     from .servers import access_of, raise_file_limit, serve_until, stop_on_signal, tell_ready

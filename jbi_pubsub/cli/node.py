@@ -91,7 +91,7 @@ class _NodePlace(_NodeFolder):
     @contextmanager
     def calls(self) -> Iterator[NodeProxy]:
         """The node that is meant: that of a folder, or `at` an address. Raises StorageError, WireError."""
-        from jbi_pubsub.core.wire.endpoint import check_endpoint
+        from jbi_pubsub.core.wire.address import check_endpoint
         from jbi_pubsub.node.admin import NodeProxy
 
         config = self.settings.load()

@@ -14,7 +14,8 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 from jbi_pubsub.core.config import Config, Origins
 from jbi_pubsub.core.errors import ConfigurationError, JbiError, WireTimeoutError
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.core.wire.endpoint import Security, check_endpoint
+from jbi_pubsub.core.wire.address import check_endpoint
+from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.lookup.client.discovery import LookupDiscovery
 from jbi_pubsub.lookup.client.multicast import interfaces_of
 from jbi_pubsub.lookup.client.proxy import EXPORTED, RegistrarInfo, RegistrarProxy

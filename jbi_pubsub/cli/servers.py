@@ -23,7 +23,7 @@ from jbi_pubsub.core.errors import ConfigurationError, ProtocolError
 from jbi_pubsub.core.metrics import MetricsServer
 from jbi_pubsub.core.process import version
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.core.wire.endpoint import check_endpoint
+from jbi_pubsub.core.wire.address import check_endpoint
 from jbi_pubsub.lookup.client.proxy import EXPORTED, Administered, RegistrarProxy
 from jbi_pubsub.lookup.opening import open_lookup
 

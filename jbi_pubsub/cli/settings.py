@@ -111,7 +111,7 @@ class CommandSettings:
     @staticmethod
     def _living(name: str, addresses: list[str], config: Config) -> str:
         from jbi_pubsub.core.wire import ServiceRef
-        from jbi_pubsub.core.wire.endpoint import is_gone
+        from jbi_pubsub.core.wire.dial import is_gone
 
         first, *others = addresses
         if others:  # one that was killed and is back is held twice

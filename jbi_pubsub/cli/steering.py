@@ -13,7 +13,7 @@ from jbi_pubsub.core.access import ADMIN
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ConfigurationError, JbiError, LookupNotFoundError, PolicyError, ProtocolError
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.core.wire.endpoint import is_gone
+from jbi_pubsub.core.wire.dial import is_gone
 from jbi_pubsub.lookup.item import ServiceTemplate
 from jbi_pubsub.policy.file import read
 from jbi_pubsub.policy.policyset import PolicySet, policies_of, review

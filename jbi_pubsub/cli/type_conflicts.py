@@ -9,7 +9,7 @@ import msgspec
 
 from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.core.info_object import TypeName
-from jbi_pubsub.core.wire.endpoint import check_endpoint
+from jbi_pubsub.core.wire.address import check_endpoint
 from jbi_pubsub.protocol.entries import local_name
 from jbi_pubsub.protocol.status.networks import TypeConflict
 

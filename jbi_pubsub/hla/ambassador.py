@@ -31,7 +31,8 @@ from jbi_pubsub.core.config import Config, effective
 from jbi_pubsub.core.errors import JbiError, LookupNotFoundError, ProtocolError
 from jbi_pubsub.core.process import Birthplace
 from jbi_pubsub.core.wire.control import ControlClient
-from jbi_pubsub.core.wire.endpoint import DATA, dial
+from jbi_pubsub.core.wire.dial import dial
+from jbi_pubsub.core.wire.endpoint import DATA
 from jbi_pubsub.core.wire.handshake import Hello, greet
 from jbi_pubsub.core.wire.stream_socket import StreamSocket
 from jbi_pubsub.lookup.client.join import JoinManager

@@ -75,7 +75,7 @@ class Front:
             "time": round(time.time(), 3),
             "address": self.address,
             "uptime": round(time.monotonic() - self._started, 1),
-            "connections": self.endpoint.connections,
+            "connections": len(self.endpoint.connections),
             "tls": self.endpoint.tls(),
             "threads": threading.active_count(),
             "faults": faults(),

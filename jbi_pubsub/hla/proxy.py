@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from jbi_pubsub.core.wire.endpoint import Security, is_gone
+from jbi_pubsub.core.wire.dial import is_gone
+from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.lookup.entry import Entry
 from jbi_pubsub.lookup.item import ServiceItem
 

@@ -282,7 +282,7 @@ class RtiServer:
             return
         caller.place.kept = True
         welcome(line, 0)
-        session = FederateSession(sock, self.front.endpoint.hand_over(sock), federation.group, self._lease)
+        session = FederateSession(sock, self.front.endpoint.connections.hand_over(sock), federation.group, self._lease)
         federation.rights[session] = rights
 
         def add() -> None:

@@ -30,7 +30,7 @@ from jbi_pubsub.core.arguments import checked
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import AdapterStateError, ConfigurationError, PortInUseError
 from jbi_pubsub.core.guard import guarded, note
-from jbi_pubsub.core.wire.endpoint import split_endpoint
+from jbi_pubsub.core.wire.address import split_endpoint
 
 T = TypeVar("T")
 

@@ -20,7 +20,7 @@ from jbi_pubsub.core import toml
 from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.core.near import near_hint
 from jbi_pubsub.core.toml import TomlDocument, TomlError, TomlTable
-from jbi_pubsub.core.wire.endpoint import split_endpoint
+from jbi_pubsub.core.wire.address import split_endpoint
 from jbi_pubsub.network.emulation import HERE
 from jbi_pubsub.network.impairments import ImpairmentTerms, Seconds, Share
 

@@ -23,7 +23,7 @@ import msgspec
 
 from jbi_pubsub.core.errors import ConfigurationError, StorageError
 from jbi_pubsub.core.node_sections import LogSection
-from jbi_pubsub.core.wire.endpoint import split_endpoint
+from jbi_pubsub.core.wire.address import split_endpoint
 
 LINES: Final = 1_000
 """Lines of the log that are kept for who asks."""

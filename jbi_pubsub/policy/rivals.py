@@ -9,7 +9,7 @@ from typing import Final
 
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import JbiError, LookupNotFoundError, PolicyError, WireError
-from jbi_pubsub.core.wire.endpoint import is_gone
+from jbi_pubsub.core.wire.dial import is_gone
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 

@@ -97,7 +97,7 @@ class PolicyServer:
                 name="policy",
                 security=config.security(),
                 control=self._control.serve,
-                data=lambda sock, caller: self._channels.serve(sock, caller, self._endpoint.hand_over),
+                data=lambda sock, caller: self._channels.serve(sock, caller, self._endpoint.connections.hand_over),
                 advertise=config.pad.advertise,
             )
             undo.callback(self._endpoint.stop)

@@ -38,7 +38,8 @@ from jbi_pubsub.core.renewal import LeaseRenewalManager
 from jbi_pubsub.core.values import decoder_of
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.deflate import described
-from jbi_pubsub.core.wire.endpoint import DATA, dial
+from jbi_pubsub.core.wire.dial import dial
+from jbi_pubsub.core.wire.endpoint import DATA
 from jbi_pubsub.core.wire.handshake import Hello, greet
 from jbi_pubsub.core.wire.sender import Sender
 from jbi_pubsub.core.wire.stream_socket import StreamSocket

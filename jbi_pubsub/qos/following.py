@@ -26,7 +26,8 @@ from jbi_pubsub.core.quality import LEVELS, QUANTITY_MOST
 from jbi_pubsub.core.toml import MAX_BYTES
 from jbi_pubsub.core.values import converted, decoded, decoder_of
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.core.wire.endpoint import DATA, dial
+from jbi_pubsub.core.wire.dial import dial
+from jbi_pubsub.core.wire.endpoint import DATA
 from jbi_pubsub.core.wire.handshake import Hello, greet
 from jbi_pubsub.core.wire.receiver import Receiver
 from jbi_pubsub.core.wire.stream_socket import StreamSocket

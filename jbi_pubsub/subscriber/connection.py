@@ -11,7 +11,8 @@ from jbi_pubsub.core.backoff import Backoff
 from jbi_pubsub.core.errors import JbiError, UnknownLeaseError, UnknownUidError
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.wire.deflate import described
-from jbi_pubsub.core.wire.endpoint import DATA, dial
+from jbi_pubsub.core.wire.dial import dial
+from jbi_pubsub.core.wire.endpoint import DATA
 from jbi_pubsub.core.wire.handshake import Hello, greet
 from jbi_pubsub.core.wire.receiver import Receiver
 from jbi_pubsub.core.wire.stream_socket import StreamSocket

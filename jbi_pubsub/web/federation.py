@@ -29,8 +29,8 @@ from jbi_pubsub.core.info_object import Cause
 from jbi_pubsub.core.series import Counter, Gauge, SeriesPoint
 from jbi_pubsub.core.values import converted
 from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.core.wire.address import check_endpoint
 from jbi_pubsub.core.wire.control import ControlClient
-from jbi_pubsub.core.wire.endpoint import check_endpoint
 from jbi_pubsub.lookup.client.finder import LookupCache
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceTemplate

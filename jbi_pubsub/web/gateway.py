@@ -38,7 +38,8 @@ from jbi_pubsub.core.errors import (
 )
 from jbi_pubsub.core.hosts import is_ours, names_of
 from jbi_pubsub.core.values import from_json
-from jbi_pubsub.core.wire.endpoint import Caller, is_loopback
+from jbi_pubsub.core.wire.address import is_loopback
+from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.wire.places import PeerShares, asked_by, peer_of, share_of
 from jbi_pubsub.subscriber.owner import user_secret
 

@@ -30,7 +30,8 @@ from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.hosts import ANY
 from jbi_pubsub.core.ticker import Job
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.core.wire.endpoint import Security, check_endpoint, split_endpoint
+from jbi_pubsub.core.wire.address import check_endpoint, split_endpoint
+from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.lookup.client.proxy import EXPORTED, RegistrarInfo, RegistrarProxy
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from jbi_pubsub.core.errors import JbiError, WireError
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
+from jbi_pubsub.core.wire.dial import dial
+from jbi_pubsub.core.wire.endpoint import DATA, Security
 from jbi_pubsub.core.wire.handshake import Hello, greet
 from jbi_pubsub.core.wire.receiver import Receiver
 from jbi_pubsub.core.wire.stream_socket import StreamSocket

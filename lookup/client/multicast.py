@@ -32,7 +32,7 @@ from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.hosts import ANY
-from jbi_pubsub.core.wire.endpoint import is_loopback, split_endpoint
+from jbi_pubsub.core.wire.address import is_loopback, split_endpoint
 from jbi_pubsub.lookup.client.proxy import RegistrarInfo
 
 log = logging.getLogger("jbi_pubsub.discovery")

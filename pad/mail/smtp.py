@@ -16,7 +16,7 @@ import aiosmtplib
 
 from jbi_pubsub.core.config import MailSection
 from jbi_pubsub.core.errors import ConfigurationError
-from jbi_pubsub.core.wire.endpoint import is_loopback
+from jbi_pubsub.core.wire.address import is_loopback
 from jbi_pubsub.pad.mail.outbox import Refused
 
 log = logging.getLogger("jbi_pubsub.mail")

@@ -112,7 +112,7 @@ class DataConnections:
             return
         self._delegate.tables.attached(uid)
         welcome(line, 0, self.compressed.grant(hello.compression))
-        session.attach(sock, hello.position, endpoint.hand_over(sock), line.compression)
+        session.attach(sock, hello.position, endpoint.connections.hand_over(sock), line.compression)
 
     def _take_publications(self, line: StreamSocket, connection_id: str, hello: Hello) -> None:
         receiver, _ = self._publications.setdefault(connection_id, self._receiver(connection_id))

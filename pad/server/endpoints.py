@@ -65,7 +65,7 @@ class DelegateEndpoints:
     @property
     def connections(self) -> int:
         """Connections that are open."""
-        return sum(each.connections for each in self.all)
+        return sum(len(each.connections) for each in self.all)
 
     def ref(self, exported_name: str, methods: tuple[str, ...]) -> ServiceRef:
         """A proxy for one of the exported objects."""

@@ -17,7 +17,8 @@ from jbi_pubsub.core.config import ClientSection, Config, PolicySection
 from jbi_pubsub.core.errors import AccessDeniedError, ProtocolError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlClient
-from jbi_pubsub.core.wire.endpoint import CONTROL, DATA, Endpoint, Security, dial
+from jbi_pubsub.core.wire.dial import dial
+from jbi_pubsub.core.wire.endpoint import CONTROL, DATA, Endpoint, Security
 from jbi_pubsub.core.wire.handshake import Hello, greet
 from jbi_pubsub.core.wire.stream_socket import StreamSocket
 from jbi_pubsub.hla.exceptions import FederationExecutionDoesNotExist, NotConnected

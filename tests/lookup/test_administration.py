@@ -30,7 +30,8 @@ from jbi_pubsub.core.errors import (
 )
 from jbi_pubsub.core.guard import faults
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
+from jbi_pubsub.core.wire.dial import dial
+from jbi_pubsub.core.wire.endpoint import DATA, Security
 from jbi_pubsub.core.wire.handshake import Hello, greet
 from jbi_pubsub.core.wire.stream_socket import StreamSocket
 from jbi_pubsub.lookup.client import multicast
@@ -298,7 +299,7 @@ def test_an_event_connection_over_the_old_port_while_the_new_one_is_announced_is
         federation.stack.callback(sock.close)
         greet(StreamSocket(sock), Hello(token))
         # Expect the old endpoint to have handed it over, and not to have closed it
-        eventually(lambda: any(place.kept for place in old._open.values()))
+        eventually(lambda: any(place.kept for place in old.connections._open.values()))
         eventually(lambda: server._events._channels["listener"].connected)
 
     monkeypatch.setattr(server._presence, "_announce", connect)

@@ -25,7 +25,8 @@ from jbi_pubsub.core.config import Config, PadSection
 from jbi_pubsub.core.errors import ConfigurationError, JbiError, PortInUseError, StorageError
 from jbi_pubsub.core.node_sections import GatewaySection
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.core.wire.endpoint import Security, split_endpoint
+from jbi_pubsub.core.wire.address import split_endpoint
+from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.node.identity import IDENTITY, LOCK, RUNNING, Identity, NodeFolder, NodeProcess, is_held, running
 from jbi_pubsub.node.service import NodeEntry, NodeService, Parts

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
+from jbi_pubsub.core.wire.dial import dial
+from jbi_pubsub.core.wire.endpoint import DATA, Security
 from jbi_pubsub.core.wire.handshake import Hello, greet
 from jbi_pubsub.core.wire.stream import ACK, BATCH, ITEMS
 from jbi_pubsub.core.wire.stream_socket import StreamSocket

@@ -78,7 +78,7 @@ class Scene:
     def cut(self) -> None:
         """Connections of a delegate, of either plane, and of either party."""
         pad = self.chance.choice(self.pads)
-        connections = list(pad.endpoints.first._open)
+        connections = list(pad.endpoints.first.connections._open)
         for sock in self.chance.sample(connections, min(2, len(connections))):
             with suppress(OSError):  # it is over already
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)

@@ -18,7 +18,8 @@ from jbi_pubsub.codegen.bundle import read_bundle
 from jbi_pubsub.core.config import PadSection
 from jbi_pubsub.core.errors import AccessDeniedError, JbiError, MetadataError, ProtocolError, WireError, rebuild
 from jbi_pubsub.core.info_object import Head, SchemaBundle, object_id_of
-from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
+from jbi_pubsub.core.wire.dial import dial
+from jbi_pubsub.core.wire.endpoint import DATA, Security
 from jbi_pubsub.core.wire.handshake import Hello, greet
 from jbi_pubsub.core.wire.stream_socket import StreamSocket
 from jbi_pubsub.lookup.item import ServiceTemplate

@@ -46,7 +46,8 @@ from jbi_pubsub.core.info_object import (
 )
 from jbi_pubsub.core.lease import ANY, FOREVER, Lease
 from jbi_pubsub.core.wire.control import MAX_CONTROL_FRAME, ControlServer
-from jbi_pubsub.core.wire.endpoint import CONTROL, DATA, MAGIC, PREAMBLE, Caller, Endpoint, Security, dial
+from jbi_pubsub.core.wire.dial import dial
+from jbi_pubsub.core.wire.endpoint import CONTROL, DATA, MAGIC, PREAMBLE, Caller, Endpoint, Security
 from jbi_pubsub.core.wire.handshake import Hello, greet
 from jbi_pubsub.core.wire.hub import SenderHub
 from jbi_pubsub.core.wire.ref import PROTOCOL, ServiceRef
@@ -729,13 +730,13 @@ def test_a_port_goes_on_accepting_after_the_system_had_no_thread_left(monkeypatc
     # When somebody connects, expect the connection to be closed
     with closing(dial(ref, CONTROL, Security(), 5.0)) as refused:
         assert _end_of(refused) == b""
-    assert (endpoint.refused, endpoint.connections) == (1, 0)
+    assert (endpoint.connections.refused, len(endpoint.connections)) == (1, 0)
     # When there are threads again, expect the next one to be served
     full[0] = False
     with closing(dial(ref, CONTROL, Security(), 5.0)) as sock:
         sock.sendall(struct.pack("!LB", MAX_CONTROL_FRAME + 1, 0))
         assert _end_of(sock) == b""
-    assert endpoint.refused == 1
+    assert endpoint.connections.refused == 1
     endpoint.stop()
 
 

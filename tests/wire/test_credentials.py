@@ -24,7 +24,8 @@ from jbi_pubsub.core.config import LeaseSection, LookupSection, TlsSection
 from jbi_pubsub.core.errors import ConfigurationError, WireError
 from jbi_pubsub.core.wire import credentials, endpoint
 from jbi_pubsub.core.wire.control import ControlClient
-from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
+from jbi_pubsub.core.wire.dial import dial
+from jbi_pubsub.core.wire.endpoint import DATA, Security
 from jbi_pubsub.pad.server.server import DisseminationServer
 from jbi_pubsub.protocol.ownership import owned_uid
 from jbi_pubsub.protocol.requests import SubscriptionRequest

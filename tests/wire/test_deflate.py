@@ -23,7 +23,8 @@ from jbi_pubsub.core.config import LinkSection, LookupSection
 from jbi_pubsub.core.errors import ProtocolError, WireError
 from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.core.wire.deflate import DEFLATE, INFLATED_MOST, Allowance, Compression, described
-from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
+from jbi_pubsub.core.wire.dial import dial
+from jbi_pubsub.core.wire.endpoint import DATA, Security
 from jbi_pubsub.core.wire.handshake import Hello, greet, listen, welcome
 from jbi_pubsub.core.wire.receiver import Receiver
 from jbi_pubsub.core.wire.ref import ServiceRef

@@ -15,17 +15,8 @@ import trustme
 
 from jbi_pubsub.core.errors import ProtocolError, WireError
 from jbi_pubsub.core.wire.control import ControlClient
-from jbi_pubsub.core.wire.endpoint import (
-    CONTROL,
-    DATA,
-    MAGIC,
-    PREAMBLE,
-    Caller,
-    Endpoint,
-    Security,
-    dial,
-    recv_exactly,
-)
+from jbi_pubsub.core.wire.dial import dial
+from jbi_pubsub.core.wire.endpoint import CONTROL, DATA, MAGIC, PREAMBLE, Caller, Endpoint, Security, recv_exactly
 from jbi_pubsub.core.wire.ref import PROTOCOL, ServiceRef
 from jbi_pubsub.core.wire.tls import TlsIdentity
 
@@ -107,7 +98,7 @@ def test_a_client_silent_in_its_tls_handshake_does_not_outlive_the_server(
         # Expect the connection to be over on both sides (that its thread is, `serve` looks)
         client.settimeout(60.0)
         assert client.recv(1) == b""
-    assert served.endpoint.connections == 0
+    assert len(served.endpoint.connections) == 0
 
 
 def test_stop_waits_for_threads_that_are_about_to_end(
@@ -127,7 +118,7 @@ def test_stop_waits_for_threads_that_are_about_to_end(
     monkeypatch.setattr(socket.socket, "close", slowly)
     socket.create_connection(("127.0.0.1", served.endpoint.port)).close()
     assert leaving.wait(60.0)
-    assert served.endpoint.connections == 0
+    assert len(served.endpoint.connections) == 0
 
     # When the server stops, expect that it waits for the thread
     stopping = threading.Thread(target=served.endpoint.stop)
@@ -149,7 +140,7 @@ def test_a_connection_that_is_handed_over_outlives_its_thread_and_not_the_server
 
     def keep(sock: socket.socket, _caller: Caller) -> None:
         kept.append(sock)
-        closes.append(endpoint.hand_over(sock))
+        closes.append(endpoint.connections.hand_over(sock))
 
     endpoint = Endpoint("127.0.0.1", 0, name="keeper", security=Security(), control=keep, data=keep)
     endpoint.start()
@@ -158,7 +149,7 @@ def test_a_connection_that_is_handed_over_outlives_its_thread_and_not_the_server
         eventually(lambda: len(closes) == 2 and not serving(endpoint))
 
         # Expect both to count and to be open
-        assert endpoint.connections == 2
+        assert len(endpoint.connections) == 2
         for sock in kept:
             sock.sendall(b"still here")
         for client in (first, second):
@@ -169,14 +160,14 @@ def test_a_connection_that_is_handed_over_outlives_its_thread_and_not_the_server
         mine = next(n for n, sock in enumerate(kept) if sock.getpeername() == first.getsockname())
         closes[mine]()
         assert first.recv(1) == b""
-        assert endpoint.connections == 1
+        assert len(endpoint.connections) == 1
 
         # When the server stops, expect the other one to be over as well
         endpoint.stop()
         assert second.recv(1) == b""
     for close in closes:
         close()
-    assert endpoint.connections == 0
+    assert len(endpoint.connections) == 0
 
 
 def serving(endpoint: Endpoint) -> list[str]:

@@ -133,7 +133,7 @@ def test_who_has_said_nothing_gives_way_the_first_to_come_first(
     small = port(4)
     publisher = small.publisher()
     silent = [small.stranger() for _ in range(2)]
-    eventually(lambda: small.endpoint.connections == 3)
+    eventually(lambda: len(small.endpoint.connections) == 3)
     # When others come, expect them to be served, and those who say nothing to go in the order in which they came
     caller = small.client("ask")
     assert is_closed(silent[0])
@@ -145,7 +145,7 @@ def test_who_has_said_nothing_gives_way_the_first_to_come_first(
     assert not caller._connection.is_stale()
     publisher.sendall(b"again")
     assert publisher.recv(5) == b"again"
-    assert small.endpoint.refused == 2
+    assert small.endpoint.connections.refused == 2
 
 
 def test_of_those_who_have_called_the_longest_idle_gives_way_and_calls_on(port: Callable[[int], Port]) -> None:
@@ -207,7 +207,7 @@ def test_no_peer_has_more_than_three_quarters_whatever_it_does(
     assert is_closed(small.stranger())
     for host in (2, 3):
         small.publisher(f"127.0.0.{host}")
-    eventually(lambda: small.endpoint.connections == 8)
+    eventually(lambda: len(small.endpoint.connections) == 8)
 
 
 def test_with_a_certificate_a_peer_is_who_that_says_wherever_it_connects_from(
@@ -244,11 +244,12 @@ def test_with_a_certificate_a_peer_is_who_that_says_wherever_it_connects_from(
             return secured
 
         crowd = [connect("crowd", f"127.0.0.{host}") for host in range(1, 7)]
-        eventually(lambda: sum(place.peer == "crowd" for place in list(endpoint._open.values())) == 6)
+        places = endpoint.connections._open
+        eventually(lambda: sum(place.peer == "crowd" for place in list(places.values())) == 6)
         # When it connects from a seventh, expect a refusal; and a place for another one from the same address
         assert is_closed(connect("crowd", "127.0.0.7"))
         other = connect("other", "127.0.0.7")
-        eventually(lambda: sorted(place.peer for place in endpoint._open.values()) == ["crowd"] * 6 + ["other"])
+        eventually(lambda: sorted(place.peer for place in places.values()) == ["crowd"] * 6 + ["other"])
         assert is_open_tls(other)
         assert all(map(is_open_tls, crowd))
 
@@ -284,7 +285,7 @@ def test_a_silent_connection_is_closed_and_one_with_a_lease_is_not(
             pinging.sendall(b"\0\0\0\0\0\n")
         time.sleep(0.02)
     # Expect all to be closed but who has renewed a lease
-    eventually(lambda: small.endpoint.connections == 1)
+    eventually(lambda: len(small.endpoint.connections) == 1)
     assert is_closed(silent)
     assert caller._connection is not None
     assert caller._connection.is_stale()
@@ -315,7 +316,7 @@ def test_two_thousand_strangers_who_say_nothing_keep_nobody_out(federation: Any)
         for _ in range(300):
             sock = stack.enter_context(socket.create_connection((host, int(number)), 5.0))
             sock.sendall(PREAMBLE.pack(MAGIC, PROTOCOL, CONTROL))
-        pad.endpoints.first._most = pad.endpoints.first._share = 300  # as if they were 2,048
+        pad.endpoints.first.connections._most = 300  # as if they were 2,048
         # When somebody wants to publish, expect that to be possible
         publisher = federation.light()
         assert publisher.connect_to_delegate("alpha", "rome")

@@ -24,7 +24,8 @@ from jbi_pubsub import Config
 from jbi_pubsub.core.config import LookupSection, TlsSection
 from jbi_pubsub.core.errors import ConfigurationError, ProtocolError, WireError
 from jbi_pubsub.core.wire.control import ControlClient
-from jbi_pubsub.core.wire.endpoint import CONTROL, DATA, Endpoint, Security, dial
+from jbi_pubsub.core.wire.dial import dial
+from jbi_pubsub.core.wire.endpoint import CONTROL, DATA, Endpoint, Security
 from jbi_pubsub.core.wire.handshake import Hello, greet
 from jbi_pubsub.core.wire.ref import ServiceRef
 from jbi_pubsub.core.wire.stream_socket import StreamSocket
@@ -183,7 +184,7 @@ def test_a_connection_that_is_reset_before_the_handshake_is_closed_and_told(
             taken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             taken.close()
 
-        monkeypatch.setattr("jbi_pubsub.core.wire.endpoint._tune", reset)
+        monkeypatch.setattr("jbi_pubsub.core.wire.dial.tune", reset)
         ref = ServiceRef("", "echo", (f"127.0.0.1:{server.getsockname()[1]}",))
         # Expect our error, and no socket that is left open
         with pytest.raises(WireError, match="reset"):
@@ -276,7 +277,7 @@ def refusals(served: Any, security: Security, eventually: Callable[..., Any], lo
         ControlClient(served.ref, security, timeout=5.0).call("echo", str, "hello")
     with pytest.raises(WireError) as data, closing(dial(served.ref, DATA, security, 5.0)) as sock:
         greet(StreamSocket(sock), Hello("token"))
-    eventually(lambda: served.endpoint.connections == 0)
+    eventually(lambda: len(served.endpoint.connections) == 0)
     lines = [r.getMessage() for r in log.records if ": refused " in r.getMessage()]
     return str(control.value), str(data.value), lines
 
@@ -386,7 +387,7 @@ def test_refusals_do_not_fill_the_log(
             ) as sock:
                 sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
                 sock.recv(100)
-        eventually(lambda: served.endpoint.connections == 0)
+        eventually(lambda: len(served.endpoint.connections) == 0)
     # Expect no more lines than a minute may have
     assert len(caplog.records) == 20
 

@@ -16,7 +16,8 @@ import pytest
 
 from jbi_pubsub.core.errors import ConfigurationError, PortInUseError, WireError
 from jbi_pubsub.core.wire import ServiceRef, transport
-from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
+from jbi_pubsub.core.wire.dial import dial
+from jbi_pubsub.core.wire.endpoint import DATA, Security
 from jbi_pubsub.core.wire.stream import MAX_BATCH_BYTES
 from jbi_pubsub.core.wire.transport import UnixListener
 from jbi_pubsub.pad.server.endpoints import DelegateEndpoints

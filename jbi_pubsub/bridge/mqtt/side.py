@@ -17,7 +17,7 @@ from jbi_pubsub.codegen.opening import checked_name
 from jbi_pubsub.core.errors import ConfigurationError, SchemaError
 from jbi_pubsub.core.hosts import with_port
 from jbi_pubsub.core.info_object import DEFAULT_VERSION
-from jbi_pubsub.core.wire.endpoint import check_endpoint
+from jbi_pubsub.core.wire.address import check_endpoint
 
 from .client import library
 

@@ -48,7 +48,8 @@ from jbi_pubsub.core.errors import (
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.values import decoded, decoder_of
 
-from .endpoint import CONTROL, Caller, Login, Security, dial, protocol_in, readable, recv_exactly
+from .dial import dial
+from .endpoint import CONTROL, Caller, Login, Security, protocol_in, readable, recv_exactly
 from .places import asked_by
 from .ref import PROTOCOL, ServiceRef
 from .tls import alert_in, explained

@@ -10,7 +10,7 @@ from jbi_pubsub.core import plugins
 from jbi_pubsub.core.errors import ConfigurationError, JbiError
 from jbi_pubsub.core.near import near_name
 from jbi_pubsub.core.node_sections import NetworkSection
-from jbi_pubsub.core.wire.endpoint import check_endpoint, split_endpoint
+from jbi_pubsub.core.wire.address import check_endpoint, split_endpoint
 from jbi_pubsub.network.links.link import DatagramLink
 from jbi_pubsub.network.links.local import LocalLink
 from jbi_pubsub.network.links.tcp import TcpLink

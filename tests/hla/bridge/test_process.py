@@ -18,7 +18,8 @@ from jbi_pubsub.bridge.file import OpenBridge, described
 from jbi_pubsub.core.config import MetricsSection, PolicySection
 from jbi_pubsub.core.errors import ConfigurationError, StorageError
 from jbi_pubsub.core.wire import detour
-from jbi_pubsub.core.wire.endpoint import Endpoint, split_endpoint
+from jbi_pubsub.core.wire.address import split_endpoint
+from jbi_pubsub.core.wire.endpoint import Endpoint
 from jbi_pubsub.hla.exceptions import SaveInProgress
 from jbi_pubsub.hla.execution import RtiOptions
 from jbi_pubsub.hla.proxy import Module
