@@ -100,9 +100,9 @@ class Client:
         kept = f"{self.name}-{hashlib.sha256(wanted.encode()).hexdigest()[:12]}" if durable else None
         profile: dict[str, PropertyValue] = {"client": self.name, "application": name, "constraint": constraint}
         with ExitStack() as undo:
+            offer_id = self._domain.services.offer(PROFILE, profile)  # first: a durable interest that ends is forgotten
+            undo.callback(self._domain.services.withdraw, offer_id)
             interest = self._interest(MONITORING, wanted, listener, durable=kept)
-            undo.callback(interest.end)
-            offer_id = self._domain.services.offer(PROFILE, profile)
             undo.pop_all()
         with self._lock:
             self._watched[offer_id] = interest

@@ -16,12 +16,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from jbi_pubsub import Domain, StructuredEvent
+from jbi_pubsub import Domain, Services, ServiceType, StructuredEvent
 from jbi_pubsub.bridge.mirror import Direction, DirectionTerms, Mirror
 from jbi_pubsub.bridge.platform import JbiPlatform
 from jbi_pubsub.bridge.transformation import Transformation
 from jbi_pubsub.core.config import ArchiveSection, Config, DomainSection, PolicySection
-from jbi_pubsub.core.errors import StorageError, UnknownUidError
+from jbi_pubsub.core.errors import StorageError, TypeConflictError, UnknownUidError
 from jbi_pubsub.domains import catch_up
 from jbi_pubsub.domains.event import CONSUMED, MONITORING
 from jbi_pubsub.pad.server.server import DisseminationServer
@@ -256,6 +256,34 @@ def test_journal_is_of_one_client_and_one_process_at_a_time(places: Places, tmp_
         anna = domain.client("anna", journal=places.journal)
         with pytest.raises(StorageError, match="yesterday"):
             anna.watch("heat", "", print, durable=True)
+
+
+def test_watch_that_fails_forgets_nothing(places: Places, eventually: Callable[..., Any]) -> None:
+    # Given a client who has watched something durably, and is away while it goes on
+    steps: list[Any] = []
+
+    def watch(domain: Domain) -> None:
+        anna = domain.client("anna", journal=places.journal)
+        anna.watch("heat", "", lambda event: steps.append(event.body["step"]), durable=True)
+
+    with Domain(places.configs[0]) as one:
+        with Domain(places.configs[0]) as here:
+            watch(here)
+            _publish(one, 1)
+            eventually(lambda: steps == [1])
+        _publish(one, 2, 3)
+        # When it watches that again, and fails, as another program has other profiles
+        with Services(places.configs[0]) as other, Domain(places.configs[0]) as here:
+            other.offer(ServiceType.of("discover.Profile", "string client"), {"client": "eve"})
+            with pytest.raises(TypeConflictError):
+                watch(here)
+        assert steps == [1]
+        # Expect the next watch to give all that came
+        with Domain(places.configs[0]) as here:
+            watch(here)
+            _publish(one, 4)
+            eventually(lambda: len(steps) >= 4, what=lambda: steps)
+    assert steps == [1, 2, 3, 4]
 
 
 def test_what_is_watched_no_more_is_not_remembered(places: Places, eventually: Callable[..., Any]) -> None:
