@@ -113,6 +113,18 @@ def test_what_is_noted_while_it_is_caught_up_with_is_bounded(
     reopened.close()
 
 
+def test_file_alone_has_all_that_was_noted_of_a_client_that_was_killed(
+    kept: ClientJournal, again: WatchRecord, tmp_path: Path
+) -> None:
+    # Given a client who has had something more, and whose process ends then; when the file is carried elsewhere
+    again.add(_object(6))
+    (tmp_path / "elsewhere").write_bytes((tmp_path / "anna").read_bytes())
+    # Expect all of it there
+    with closing(ClientJournal(tmp_path / "elsewhere", "anna")) as carried:
+        record = carried.record(WATCHED)
+        assert (record.since is not None, _object(6) in record, _object(7) in record) == (True, True, False)
+
+
 def test_the_same_is_watched_durably_once(kept: ClientJournal) -> None:
     # Given something that is watched, expect it not to be begun again, until it is not watched any more
     record = kept.record(WATCHED)
