@@ -152,7 +152,8 @@ class Application:
         body = {**self._values(), "state": state.value}
         self._domain.publish(StructuredEvent(self.name, "Monitoring", state.value, body), MONITORING)
         now = time.monotonic()
-        self._due = max(self._due + self._period, now)
+        last = now if now < self._due else self._due  # it may have been woken
+        self._due = max(last + self._period, now)
         return self._due - now
 
     def _obey(self, command: StructuredEvent) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +47,6 @@ class Grid:
     def state(self) -> dict[str, Any]:
         self.step += 1
         return {"alpha": self.alpha, "step": self.step}
-
-
-@pytest.fixture
-def domain(federation: Federation) -> Iterator[Callable[[], Domain]]:
-    federation.pad()
-    with ExitStack() as stack:
-        yield lambda: stack.enter_context(Domain(federation.config))
 
 
 def _nobody(event: StructuredEvent) -> None:
@@ -157,6 +149,23 @@ def test_monitoring_events_come_at_their_period(domain: Callable[[], Domain], ev
     here.application("clock", lambda: times.append(time.monotonic()) or {}, period=0.1)  # type: ignore[func-returns-value]
     eventually(lambda: len(times) >= 21)
     assert (times[20] - times[0]) / 20 == pytest.approx(0.1, rel=0.1)
+
+
+def test_application_that_was_steered_tells_again_after_its_period(
+    domain: Callable[[], Domain], eventually: Callable[..., Any]
+) -> None:
+    # Given an application that is steered, and enters states, many times within one period
+    here, told = domain(), list[str]()
+    clock = here.application("clock", lambda: told.append("") or {}, period=0.5)  # type: ignore[func-returns-value]
+    clock.steer("alpha", set=lambda value: None)  # noqa: ARG005  # whatever it is
+    anna = here.client("anna")
+    for number in range(30):
+        anna.set("clock", "alpha", number)
+        clock.enter("running" if number % 2 else "computing")
+    # When nobody does so any more, expect the next ones in their time
+    before, began = len(told), time.monotonic()
+    eventually(lambda: len(told) >= before + 4)
+    assert time.monotonic() - began < 10.0
 
 
 @pytest.mark.parametrize(("name", "period"), [("", 1.0), ("heat", 0.0), ("heat", -1.0), ("heat", float("nan"))])
