@@ -8,6 +8,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -25,7 +26,7 @@ from jbi_pubsub.protocol.entries import PUBLISHER_TYPE
 from jbi_pubsub.protocol.remote import RemoteAnswers
 from jbi_pubsub.protocol.requests import QueryRequest, check_request
 from jbi_pubsub.subscriber import SubscriberAdapter
-from jbi_pubsub.subscriber.archives import archives_with
+from jbi_pubsub.subscriber.archives import archives_with, types_at
 from jbi_pubsub.subscriber.listeners import SubscriptionUid
 from jbi_pubsub.subscriber.placed import subscription_of
 from jbi_pubsub.subscriber.query import QUERY_SECONDS, Query, QueryDraft
@@ -162,7 +163,7 @@ class SideSubscriber(SubscriberAdapter):
             raise LookupNotFoundError("no lookup service of the other platform answers its bridge")
         items = [item for item in self._queries.archives() if item.proxy.service_id != bridge]
         try:
-            name, archives = archives_with(request.type, items, is_published=lambda _: False)
+            name, archives = archives_with(request.type, items, types_at=partial(types_at, self._config))
         except UnknownUidError:  # nobody has anything of it
             return PlatformAnswers(None)
         own = msgspec.structs.replace(request, type=name)

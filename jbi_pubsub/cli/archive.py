@@ -20,7 +20,7 @@ from jbi_pubsub.protocol.replies import DeletionCount
 from jbi_pubsub.protocol.requests import QueryRequest
 from jbi_pubsub.protocol.status.archive import KeptStatus
 from jbi_pubsub.subscriber import SubscriberAdapter, SubscriptionUid
-from jbi_pubsub.subscriber.archives import archives_with
+from jbi_pubsub.subscriber.archives import archives_with, types_at
 from jbi_pubsub.subscriber.moments import seconds_at
 
 from .archives import CALL_SECONDS, AnyArchive, ArchiveServer, ObjectSelection, ServedArchive, names, opened
@@ -314,7 +314,7 @@ def delete(given: _Delete) -> None:
     places = given.places(config)
     if request.type and not given.at:
         items = [place.item for place in places if place.item is not None]
-        name, having = archives_with(request.type, items, is_published=lambda _: False)
+        name, having = archives_with(request.type, items, types_at=partial(types_at, config))
         request = msgspec.structs.replace(request, type=name)
         places = [place for place in places if place.item in having]
     if given.positions and len(places) > 1:

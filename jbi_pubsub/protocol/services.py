@@ -63,7 +63,7 @@ SUBSCRIPTIONS_METHODS: Final = (
 
 HISTORY_METHODS: Final = (
     "open_query", "cancel_query", "progress", "count", "explain_query", "reset", "end_durable", "delete", "retain",
-    "rebuild", "take_in", "describe",
+    "rebuild", "take_in", "describe", "types_called",
 )  # fmt: skip
 
 RENEW_SECONDS: Final = 5.0
@@ -287,6 +287,12 @@ class HistoryProxy:
         """Those of these registrations of which something is archived, and that the caller may query. Raises
         AccessDeniedError, StorageError."""
         return self._client.call("describe", tuple[ArchivedSource, ...], tuple(uids), claims)
+
+    def types_called(self, name: str, claims: Claims = NO_CLAIMS) -> tuple[str, ...]:
+        """Types that are archived there, may be queried by the caller, and have that name, or have it as the last part
+        of theirs. Raises AccessDeniedError when there are some and none may be, ConfigurationError where another
+        platform answers, StorageError."""
+        return self._client.call("types_called", tuple[str, ...], name, claims)
 
     def close(self) -> None:
         """Close the connection."""

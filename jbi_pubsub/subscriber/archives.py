@@ -20,13 +20,12 @@ from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ConfigurationError, JbiError, UnknownUidError, WireError
 from jbi_pubsub.core.history import Explanation
 from jbi_pubsub.core.info_object import InfoObject, TypeName
-from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.core.xpath.predicate import XPATH
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.client.proxy import EVERYTHING
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
-from jbi_pubsub.protocol.entries import ArchiveEntry, InformationType
+from jbi_pubsub.protocol.entries import ANSWERING_TYPES, ArchiveEntry, InformationType
 from jbi_pubsub.protocol.requests import QueryRequest
 from jbi_pubsub.protocol.services import Claims, HistoryProxy
 
@@ -57,14 +56,15 @@ def archives_with(
     name: str,
     items: Sequence[ServiceItem],
     *,
-    is_published: Callable[[str], bool],
+    is_published: Callable[[str], bool] = lambda _: False,
+    types_at: Callable[[str, Sequence[ServiceItem]], Mapping[str, frozenset[str]]] = lambda *_: {},
     at: Sequence[str] | None = None,
     is_whole: bool = False,
 ) -> tuple[str, list[ServiceItem]]:
     """The type that is meant, and the archives that may have objects of it, of those `at` some addresses if any are
-    given; "" stands for all types; `is_whole`: the name is that of the type, and not its last part. Raises
-    UnknownUidError when none has, or none is at an address, and ConfigurationError when the name may be that of several
-    types."""
+    given; "" stands for all types; `is_whole`: the name is that of the type, and not its last part; `types_at`: see the
+    function. Raises UnknownUidError when none has, or none is at an address, and ConfigurationError when the name may
+    be that of several types."""
     if at is not None:
         if not at:
             raise ConfigurationError("at: no address is named", hint="Leave it out for all archives")
@@ -83,6 +83,9 @@ def archives_with(
     types = {item.service_id: _types_of(item) for item in items}
     if not name:
         return "", list(items)
+    if not any(name in (of or ()) for of in types.values()):
+        untold = [item for item in items if types[item.service_id] is None and ANSWERING_TYPES.isdisjoint(item.types)]
+        types |= types_at(name, untold) if untold else {}
     names = sorted({known for of in types.values() for known in of or ()})
     having = [name] if name in names else [] if is_whole else with_local_name(name, names)
     if len(having) > 1:
@@ -99,6 +102,38 @@ def archives_with(
             type=name,
         )
     return meant, found
+
+
+def types_at(config: Config, name: str, items: Sequence[ServiceItem]) -> dict[str, frozenset[str]]:
+    """Types at archives, by their service ids, that have that name or have it as the last part of theirs, as the
+    archives say: those that do not are left out."""
+    claims = Claims(config.client.user, config.client.role)
+
+    def said(proxy: HistoryProxy) -> frozenset[str] | None:
+        try:
+            return frozenset(proxy.types_called(name, claims))
+        except JbiError:  # it is asked by that name, and says so itself
+            return None
+
+    return {place.item.service_id: told for place, told in _each(config, items, said) if told is not None}
+
+
+def _each(
+    config: Config, items: Sequence[ServiceItem], ask: Callable[[HistoryProxy], T]
+) -> list[tuple[ArchivePlace, T]]:
+    """Answers of archives, each asked once."""
+    security = config.security()
+
+    def asked(place: ArchivePlace) -> T:
+        proxy = HistoryProxy(place.item.proxy, security, timeout=config.lookup.timeout)
+        try:
+            return ask(proxy)
+        finally:
+            proxy.close()
+
+    places = places_of(items)
+    with ThreadPoolExecutor(min(len(places), ASKED_AT_ONCE), thread_name_prefix="archives") as pool:
+        return list(zip(places, pool.map(asked, places), strict=True))
 
 
 def _shown(name: str) -> str:
@@ -138,7 +173,6 @@ class ArchiveQueries:
         self._templates = table.templates
         self._sessions = table.sessions
         self._listeners = listeners
-        self._security: Security = config.security()
         self._claims = Claims(config.client.user, config.client.role)
         self._lock = threading.Lock()
         self._open: WeakSet[Query] = WeakSet()
@@ -153,8 +187,8 @@ class ArchiveQueries:
         if first_level.template is not None:
             called, entries = self._bound(first_level)
         name, archives = archives_with(
-            called, self._listed(timeout), is_published=self._published.is_published, at=given.get("at"),
-            is_whole=given.get("whole_name", False),
+            called, self._listed(timeout), is_published=self._published.is_published,
+            types_at=partial(types_at, self._config), at=given.get("at"), is_whole=given.get("whole_name", False),
         )  # fmt: skip
         first_level = replace(first_level, name=name)
         if first_level.template is not None and name != called:  # the entries of a type have its whole name
@@ -220,7 +254,7 @@ class ArchiveQueries:
     def get(self, object_id: str, timeout: float) -> InfoObject:
         """An archived object. Raises as `get` of the adapter."""
         request = object_request(object_id, timeout)
-        _, archives = archives_with("", self._listed(timeout), is_published=lambda _: False)
+        _, archives = archives_with("", self._listed(timeout))
         with self.open(QueryDraft(request, archives, timeout)) as opened:
             found = opened.get_next(1)
         if not found and opened.partial:
@@ -243,8 +277,8 @@ class ArchiveQueries:
         return self._with_durable(name, lambda proxy: proxy.end_durable(name, secret, self._claims))
 
     def _with_durable(self, name: str, do: Callable[[HistoryProxy], bool]) -> int:
-        _, archives = archives_with("", self._listed(), is_published=lambda _: False)
-        answers = self._each(archives, do)
+        _, archives = archives_with("", self._listed())
+        answers = _each(self._config, archives, do)
         known = sum(is_known for _, is_known in answers)
         if not known:
             raise UnknownUidError(
@@ -295,7 +329,7 @@ class ArchiveQueries:
             except JbiError as exc:
                 return exc
 
-        said = self._each(draft.archives, tried)
+        said = _each(self._config, draft.archives, tried)
         answers = [(place, answer) for place, answer in said if not isinstance(answer, JbiError)]
         errors = [(place, error) for place, error in said if isinstance(error, JbiError)]
         if not answers:
@@ -303,18 +337,6 @@ class ArchiveQueries:
         for place, error in errors:
             log.warning("the archive at %s does not answer: %s", place.address, error)
         return answers, errors
-
-    def _each(self, items: Sequence[ServiceItem], ask: Callable[[HistoryProxy], T]) -> list[tuple[ArchivePlace, T]]:
-        def asked(place: ArchivePlace) -> T:
-            proxy = HistoryProxy(place.item.proxy, self._security, timeout=self._config.lookup.timeout)
-            try:
-                return ask(proxy)
-            finally:
-                proxy.close()
-
-        places = places_of(items)
-        with ThreadPoolExecutor(min(len(places), ASKED_AT_ONCE), thread_name_prefix="archives") as pool:
-            return list(zip(places, pool.map(asked, places), strict=True))
 
 
 def _split_type(entries: Sequence[EntryRep]) -> tuple[InformationType, tuple[EntryRep, ...]]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from jbi_pubsub.core.access import AccessPolicy, Subject
+from jbi_pubsub.core.access import AccessPolicy, Subject, denied
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.history import GivenUp, QueryResult, TakenIn
 from jbi_pubsub.core.info_object import Parcel
@@ -18,6 +18,7 @@ from jbi_pubsub.pad.past.feeds import FeedThread
 from jbi_pubsub.pad.past.queries import COUNT_SECONDS, ArchiveSource, QueryContracts, QueryService, QuerySource
 from jbi_pubsub.pad.past.remote import RemoteSource
 from jbi_pubsub.pad.past.scopes import ArchiveScopes
+from jbi_pubsub.protocol.entries import local_name
 from jbi_pubsub.protocol.remote import RemoteArchive
 from jbi_pubsub.protocol.replies import ArchivedSource, DeletionCount
 from jbi_pubsub.protocol.requests import QueryRequest
@@ -63,6 +64,15 @@ class ArchiveAdministration:
         types = {source.type for source in found}
         may = {t for t in types if self._access.allow(caller, "query", Subject(t.name, t.version))}
         return tuple(ArchivedSource(each.uid, entries_of(each.entries)) for each in found if each.type in may)
+
+    def types_called(self, name: str, caller: Caller) -> tuple[str, ...]:
+        """See HistoryProxy.types_called."""
+        types = {source.type for source in self._archive.keeping.sources()}
+        called = [t for t in types if name in (t.name, local_name(t.name))]
+        may = {t.name for t in called if self._access.allow(caller, "query", Subject(t.name, t.version))}
+        if called and not may:
+            raise denied(caller, "query", Subject(name))
+        return tuple(sorted(may))
 
 
 class ArchiveService:

@@ -386,6 +386,11 @@ class HistoryCalls:
         administration = self._service.administration
         return administration.describe(uids, _named(caller, "", claims)) if administration is not None else ()
 
+    @exported
+    def types_called(self, caller: Caller, name: str, claims: Claims) -> tuple[str, ...]:
+        self._server.guard.allow(caller, "query", Subject(some=True))
+        return self._administration.types_called(name, _named(caller, "", claims))
+
     @property
     def _service(self) -> ArchiveService:
         service = self._server.delegate.history

@@ -96,6 +96,7 @@ ASKING: dict[tuple[str, str], tuple[Any, ...]] = {
     ("pad.history", "rebuild"): (),
     ("pad.history", "take_in"): ((), ()),
     ("pad.history", "describe"): (("uid",), NO_CLAIMS),
+    ("pad.history", "types_called"): ("type", NO_CLAIMS),
     ("pad.types", "get"): ("type", "1.0"),
     ("pad.types", "held"): ("type", "a", "1.0"),
     ("pad.types", "list"): ("type", 0),

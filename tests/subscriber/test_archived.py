@@ -12,7 +12,7 @@ from keeping import MemoryKeeping
 
 from jbi_pubsub import InfoObject, SubscriberAdapter, SubscriptionUid
 from jbi_pubsub.core.access import ALLOWED, Decision
-from jbi_pubsub.core.errors import AccessDeniedError, BackPressureError, UnknownUidError
+from jbi_pubsub.core.errors import AccessDeniedError, BackPressureError, ConfigurationError, UnknownUidError
 from tests.conftest import Federation, Figures
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
@@ -69,6 +69,30 @@ def test_what_was_just_kept_is_found_though_lookup_services_are_told_late(
     # Expect them to be found at once
     found = archived.subscriber().query(type_name="Intel_Imagery")
     assert len(list(found)) == 1
+
+
+def test_an_archive_that_tells_lookup_services_no_types_is_asked_for_them(archived: Federation) -> None:
+    # Given an archive whose types can't be told in one line, since one has a space in its name
+    archived.pad("alpha", "rome")
+    publisher, app = archived.light(), archived.subscriber()
+    at = publisher.connect_to_delegate("alpha", None)
+
+    def keep(name: str) -> None:
+        publisher.publish(publisher.register_publisher(at, type_name=name, validate=False, persist=True), b"<m/>")
+        publisher.flush()
+
+    for name in ("mil.Track", "Air Track", "Image", "org.Image"):
+        keep(name)
+    # Expect a type to be found by its name and by the last part of it, a whole name first
+    for name, meant in (("Track", "mil.Track"), ("Air Track", "Air Track"), ("Image", "Image")):
+        assert [obj.type.name for obj in app.query(name)] == [meant]
+        assert app.count(name) == 1
+    # Expect it to be said that there is none of a name, or that there are several
+    with pytest.raises(UnknownUidError, match="no archive has objects of type Picture"):
+        app.count("Picture")
+    keep("org.Track")
+    with pytest.raises(ConfigurationError, match=r"mil\.Track, org\.Track"):
+        app.count("Track")
 
 
 @pytest.mark.row("Q-02")
