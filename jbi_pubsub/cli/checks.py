@@ -427,7 +427,8 @@ def tls(checkup: Checkup) -> Iterator[Finding]:
         again = "jbi certs init NEW, then issue all certificates again"
         yield _dated(f"authority {authority.subject}", authority.not_before, authority.not_after, now, again)
     if facts.is_revoked(own.holder):
-        again = f"jbi certs issue {own.identity}, then copy it to {identity.certificate}"
+        issue = f"jbi certs issue {own.identity} (a server: --address HOST) makes a new key, too"
+        again = f"{issue}: copy certificate.pem to {identity.certificate}, key.pem to {identity.key}"
         yield Finding("tls", "failure", f"our certificate {own.identity} is revoked by {identity.revoked}", again)
     for each in facts.revocations:
         advice = f"jbi certs revoke writes a new one; copy it to {identity.revoked}"

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import JbiError, ProtocolError
+from jbi_pubsub.core.errors import AccessDeniedError, JbiError, ProtocolError
 from jbi_pubsub.core.process import version
 from jbi_pubsub.core.wire import PROTOCOL
 from jbi_pubsub.lookup.client.discovery import shown_groups
@@ -86,6 +86,10 @@ def servers(checkup: Checkup) -> Iterator[Finding]:
         if answer.error is not None:
             if "theirs" in answer.error.facts:
                 continue  # `versions` tells
+            if isinstance(answer.error, AccessDeniedError):
+                advice = "[client] user and password, or [tls] folder, of somebody whom its rules allow `status`"
+                yield Finding("servers", "warning", f"{answer.at}: {answer.error.message}", advice)
+                continue
             advice = "Start it again; a dead one leaves the lists when its lease ends: jbi status --watch"
             yield Finding("servers", "failure", answer.error.message, advice)
             continue
@@ -93,8 +97,13 @@ def servers(checkup: Checkup) -> Iterator[Finding]:
         text = f"{answer.called}, {_shown_time(answer.seconds)}"
         certificate, faults = facts.get("tls"), facts.get("faults")
         if isinstance(certificate, dict) and (certificate.get("ends_soon") or certificate.get("revoked")):
-            wrong = "is revoked" if certificate.get("revoked") else f"ends in {certificate.get('days')} days"
-            advice = f"jbi certs renew {certificate.get('identity')}, and copy it there"
+            name, wrong = certificate.get("identity"), f"ends in {certificate.get('days')} days"
+            advice = f"jbi certs renew {name}, and copy it there"
+            if certificate.get("revoked"):  # with its key, which can't be renewed
+                wrong, advice = (
+                    "is revoked",
+                    f"jbi certs issue {name} --address HOST, and copy certificate and key there",
+                )
             yield Finding("servers", "warning", f"{text}: its certificate {wrong}", advice)
         if isinstance(faults, dict) and faults:
             told = ", ".join(f"{step} {count}" for step, count in list(faults.items())[:5])

@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import ConfigurationError, UnknownUidError, WireError
+from jbi_pubsub.core.errors import AccessDeniedError, ConfigurationError, UnknownUidError, WireError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.item import ServiceTemplate
 from jbi_pubsub.protocol.entries import PAD_TYPE
@@ -46,8 +46,9 @@ def subscriptions(given: TableArguments) -> None:
     view = given.view((_TERMS, _ACCOUNTS, _DURABLES))
     config = given.settings.load()
     rows: dict[str, dict[str, Any]] = {}
-    for _, standing in asked(_delegates(config), SubscriptionsProxy.mail_subscriptions):
-        for known in standing:
+    answers = list(asked(_delegates(config), lambda proxy: (proxy.mail_subscriptions(), proxy.durable_subscriptions())))
+    for _, (mailed, _) in answers:
+        for known in mailed:
             row = rows.setdefault(known["uid"], {**known, "delegates": 0, "mailed": 0, "mail_waiting": 0, "lost": {}})
             row["delegates"] += 1
             row["mailed"] += known["mailed"]
@@ -58,7 +59,7 @@ def subscriptions(given: TableArguments) -> None:
     found = list(rows.values())
     durables = [
         {"durable": known.pop("name"), "archive": ", ".join(ref.endpoints), **known}
-        for ref, standing in asked(_delegates(config), SubscriptionsProxy.durable_subscriptions)
+        for ref, (_, standing) in answers
         for known in standing
     ]
     tables = [*_mail_tables(found), *([_durable_table(durables)] if durables else [])]
@@ -209,17 +210,26 @@ def asked(
     proxies: Iterable[SubscriptionsProxy], ask: Callable[[SubscriptionsProxy], T]
 ) -> Iterator[tuple[ServiceRef, T]]:
     """Answers of each to `ask`. Of one that does not, people are told: it may have died, and is listed until its
-    lease has run out."""
+    lease has run out; or it refuses. Raises AccessDeniedError when nobody answers, and somebody refuses."""
+    refused: AccessDeniedError | None = None
+    is_answered = False
     for proxy in proxies:
+        at = ", ".join(proxy.ref.endpoints)
         try:
             with closing(proxy):
                 answer = ask(proxy)
         except UnknownUidError:
-            continue  # what is asked for does not stand at this one
+            is_answered = True  # what is asked for does not stand at this one
         except WireError as exc:
             click.echo(f"jbi: passed over: {exc.message}", err=True)
+        except AccessDeniedError as exc:
+            click.echo(f"jbi: passed over {at}: {exc.message}", err=True)
+            refused = refused or AccessDeniedError(f"{at}: {exc.message}", hint=exc.hint)
         else:
+            is_answered = True
             yield proxy.ref, answer
+    if refused is not None and not is_answered:
+        raise refused
 
 
 def _delegates(config: Config, *, wait: float = 0.0) -> Iterator[SubscriptionsProxy]:

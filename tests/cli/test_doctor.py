@@ -13,6 +13,7 @@ import threading
 import time
 from collections import namedtuple
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -27,10 +28,10 @@ from jbi_pubsub import __version__
 from jbi_pubsub.cli import checks, found_checks
 from jbi_pubsub.cli.checks import CHECKS
 from jbi_pubsub.cli.doctor import examine, report
-from jbi_pubsub.cli.parties import Answer, Checkup, Finding, together
+from jbi_pubsub.cli.parties import Answer, Checkup, Finding, FoundParties, together
 from jbi_pubsub.cli.show import places
 from jbi_pubsub.core.config import Config, MailSection, PolicySection
-from jbi_pubsub.core.errors import ConfigurationError, StudyError, WireError
+from jbi_pubsub.core.errors import AccessDeniedError, ConfigurationError, StudyError, WireError
 from jbi_pubsub.core.wire import PROTOCOL
 from jbi_pubsub.core.wire.endpoint import ALERT, CONTROL, MAGIC, PREAMBLE
 from jbi_pubsub.lookup.client import multicast
@@ -446,6 +447,7 @@ def test_lists_of_revoked_certificates(
     assert states(found) == told
     assert [bool(each["advice"]) for each in found] == [state != "ok" for state in told]
     assert ("jbi certs issue server.example" in found[0]["advice"]) == revoked
+    assert all(("key.pem to" in each["advice"]) == ("jbi certs issue" in each["advice"]) for each in found)
 
 
 def test_listening_in_clear(findings: Callable[..., Any]) -> None:
@@ -613,6 +615,27 @@ def test_nobody_at_the_usual_place_is_a_failure_only_if_somebody_is_named(
     assert found.state == state
     assert found.found == "can't reach 127.0.0.1:4160: Connection refused"
     assert ("jbi lookup --port 4160" in found.advice) == (state != "skipped")
+
+
+@pytest.mark.parametrize(("certificate", "advice"), [
+    ({"days": 3, "ends_soon": True}, "jbi certs renew rome, and copy it there"),
+    ({"revoked": True}, "jbi certs issue rome --address HOST, and copy certificate and key there"),
+])  # fmt: skip
+def test_a_revoked_certificate_of_a_server_is_not_to_be_renewed(certificate: dict[str, Any], advice: str) -> None:
+    parties: Future[FoundParties] = Future()
+    facts = {"kind": "delegate", "name": "alpha", "tls": {"identity": "rome", **certificate}}
+    parties.set_result(FoundParties(servers=[Answer("10.0.0.1:4161", facts, None, 0.1)]))
+    (found, _) = found_checks.servers(Checkup(Config(), {}, parties))
+    assert (found.state, found.advice) == ("warning", advice)
+
+
+def test_a_server_that_refuses_is_named_and_not_to_be_started_again() -> None:
+    parties: Future[FoundParties] = Future()
+    refused = AccessDeniedError("127.0.0.1:51234 may not status")
+    parties.set_result(FoundParties(servers=[Answer("10.0.0.1:4161", None, refused, 0.1)]))
+    (found,) = found_checks.servers(Checkup(Config(), {}, parties))
+    assert (found.state, found.found) == ("warning", "10.0.0.1:4161: 127.0.0.1:51234 may not status")
+    assert "whom its rules allow `status`" in found.advice
 
 
 def test_a_federation_that_is_well(

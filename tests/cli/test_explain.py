@@ -264,6 +264,43 @@ def test_a_dead_delegate_does_not_hide_the_email_subscriptions_of_the_others(
     assert (answer.code, "cancelled at 1" in answer.out, dead.address in answer.err) == (0, True, True)
 
 
+@pytest.fixture
+def refusing(federation: Any, tmp_path: Path) -> Any:
+    """A delegate that tells nobody anything."""
+    policy = tmp_path / "policy.toml"
+    policy.write_text('[[access]]\naction = ["connect", "publish", "subscribe", "mail", "peer"]\n')
+    config = msgspec.structs.replace(federation.config, policy=PolicySection(file=str(policy)))
+    return federation.pad("bravo", "paris", config=config)
+
+
+def test_a_delegate_that_refuses_does_not_hide_what_the_others_explain(
+    refusing: Any, explained: tuple[Any, str], flags: list[str], said: Callable[..., Any]
+) -> None:
+    answer = said(*flags, "explain", explained[1], "--metadata", FIGURE_1)
+    assert (answer.code, "matches" in answer.out) == (0, True)
+    # Expect to be told who refuses, and what
+    assert f"passed over {refusing.address}: " in answer.err
+    assert "may not status" in answer.err
+
+
+def test_a_delegate_that_refuses_does_not_hide_the_email_subscriptions_of_the_others(
+    refusing: Any, explained: tuple[Any, str], flags: list[str], said: Callable[..., Any]
+) -> None:
+    made = said(*flags, "subscribe", "--email", "ops@example.org", "--type", "mil.af.rl.jbi.Intel_Imagery", "--json")
+    uid = json.loads(made.out)["subscription"]
+    for arguments in (("subscriptions",), ("subscriptions", "renew", uid), ("subscriptions", "cancel", uid)):
+        answer = said(*flags, *arguments)
+        assert (answer.code, f"passed over {refusing.address}: " in answer.err) == (0, True), answer
+    assert "cancelled at 1 delegate" in answer.out
+
+
+def test_where_everybody_refuses_that_is_the_answer(refusing: Any, flags: list[str], said: Callable[..., Any]) -> None:
+    for arguments in (("subscriptions",), ("explain", "3f8a", "--metadata", FIGURE_1)):
+        answer = said(*flags, *arguments)
+        assert answer.code == 1
+        assert f"jbi: {refusing.address}: " in answer.err.splitlines()[-1]
+
+
 def test_durable_subscriptions_are_listed_by_name_with_how_far_they_have_come(
     federation: Any, figures: Any, said: Any, flags: list[str], tmp_path: Path, eventually: Callable[..., Any]
 ) -> None:
