@@ -14,8 +14,9 @@ from typing import Final
 
 import msgspec
 
+from jbi_pubsub.core.intervals import Range
 from jbi_pubsub.network.bodies import LogRanges, NodeAnnouncement
-from jbi_pubsub.network.log import SERIAL_MOST, LogBook, LogId
+from jbi_pubsub.network.log import SERIAL_MOST, LogBook, LogId, OriginLog
 from jbi_pubsub.network.peers import Peers
 
 OWN_MOST: Final = 200
@@ -67,10 +68,7 @@ class NodeAnnouncer:
         held = [(each, logs.open(each)) for each in log_ids]
         if len(held) <= OWN_MOST and sum(len(log.held) for _, log in held) <= self._ranges:
             return self._in_turn(at, logs, log_ids, self._ranges, is_own=True)
-        ends = [
-            LogRanges(*log_id, (next(reversed(log.held)),) if log.held else (), log.floor)
-            for log_id, log in held[:OWN_MOST]
-        ]
+        ends = [_of_own(each, log, tuple(islice(reversed(log.held), 1))) for each, log in held[:OWN_MOST]]
         return ends + self._in_turn(at, logs, log_ids, max(self._ranges - len(ends), RANGES_LEAST), is_own=True)
 
     def _in_turn(
@@ -82,9 +80,10 @@ class NodeAnnouncer:
         begin, serial = self._next[at, is_own]
         self._next[at, is_own] = (begin, 1)
         for place in range(begin, begin + len(log_ids)):
-            log = logs.open(log_ids[place % len(log_ids)])
+            log_id = log_ids[place % len(log_ids)]
+            log = logs.open(log_id)
             ranges = tuple(islice(log.held.within(serial, SERIAL_MOST), room))
-            found.append(LogRanges(*log_ids[place % len(log_ids)], ranges, log.floor if is_own else 0))
+            found.append(_of_own(log_id, log, ranges) if is_own else LogRanges(*log_id, ranges))
             room, serial = room - len(ranges), 1
             if room <= 0:
                 self._next[at, is_own] = (place % len(log_ids), ranges[-1][0])
@@ -102,3 +101,9 @@ class NodeAnnouncer:
         news = sorted(sender for sender, (at, since) in self._settled.items() if at and self._number - since < TOLD)
         begin = self._number * TOLD_MOST % max(len(news), 1)
         return {sender: self._settled[sender][0] for sender in (news[begin:] + news[:begin])[:TOLD_MOST]}
+
+
+def _of_own(log_id: LogId, log: OriginLog, ranges: tuple[Range, ...]) -> LogRanges:
+    """Ranges of a log of ours. Behind its last one all that was said is over."""
+    is_end = not log.held or (bool(ranges) and ranges[-1][1] == log.held.top)
+    return LogRanges(*log_id, ranges, log.floor, log.seen.top if is_end else 0)

@@ -20,13 +20,15 @@ _Ranges = Annotated[tuple[tuple[_Number, _Number], ...], msgspec.Meta(max_length
 
 
 class LogRanges(msgspec.Struct, frozen=True, array_like=True):
-    """Serials of a log; `floor`: all before it is over, of the origin alone (0: it is not said)."""
+    """Serials of a log. Of the origin alone (0: it is not said) `floor`: all before it is over, and `last`: all behind
+    these ranges is over up to that one."""
 
     origin: _Id
     epoch: _Number
     stream: _Number
     ranges: _Ranges
     floor: _Number = 0
+    last: _Number = 0
 
     @property
     def log_id(self) -> LogId:

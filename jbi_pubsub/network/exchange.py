@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 
 from jbi_pubsub.core.errors import ProtocolError
+from jbi_pubsub.core.intervals import RangeSet
 from jbi_pubsub.network.announcing import NodeAnnouncer
 from jbi_pubsub.network.bodies import (
     NodeAnnouncement,
@@ -252,7 +253,7 @@ class Exchange:
             if self.logs.is_told(each.log_id) and (is_own or not message.hops):
                 with suppress(ProtocolError):  # no room for one of its logs: others have some
                     side.recovery.note_announcement(
-                        each.log_id, each.ranges, now, floor=each.floor * is_own, is_own=is_own
+                        each.log_id, each.ranges, now, floor=each.floor, last=each.last, is_own=is_own
                     )
         self._own.note_seen(origin, announcement.settled.get(self.me[:4], 0), now)
         self.held.give_up(self._own.seen_by_all(self.peers))
@@ -338,8 +339,7 @@ class Exchange:
     def _announce(self, at: int, side: NetworkSide, now: float, *, is_end: bool) -> None:
         """Say who we are, and what we hold; or shortly the end of a burst, if somebody may have lost it."""
         losses = {} if is_end else side.recovery.senders.losses()
-        announcement = self._announcer.next(at, self.logs, self.peers, losses, is_end=is_end)
-        body = encoded_announcement(announcement)
+        body = encoded_announcement(self._announcer.next(at, self.logs, self.peers, losses, is_end=is_end))
         side.lacked_at = side.lacked_at if side.lacked_at >= 0 else now
         if not is_end or side.may_end(len(body) + CONTROL_OVERHEAD, now):
             self._control(side, DatagramKind.ANNOUNCEMENT, DatagramMode.RELIABLE, body)
@@ -350,6 +350,9 @@ class Exchange:
         self._window.judge(now)
         self.held.give_up(self._own.seen_by_all(self.peers))
         self.logs.mark_gone(now, self.peers.epoch)
+        for log_id, log in self.logs.items():
+            if log.gone_at <= now - self._settings.node_timeout:  # by now all have told what they hold
+                log.give_up_but(RangeSet(r for each in self.sides for r in each.recovery.announced(log_id)))
         idle = self.logs.forget_idle(now - self._settings.node_timeout, self.peers)
         self._own.forget(idle)
         for log_id in idle:

@@ -86,6 +86,13 @@ class OriginLog:
         self.held.remove_range(first, last)
         self.given_up.remove_range(first, last)
 
+    def give_up_but(self, announced: RangeSet) -> None:
+        """Nobody gives what lies between these and those that have come."""
+        for low, high in self.seen:
+            announced.add_range(low, high)
+        for low, high in announced.gaps(self.floor, announced.top):
+            self.given_up.add_range(low, high)
+
     def add(self, serial: int) -> bool:
         """A block has come; whether it is new."""
         if serial < self.floor or not self.seen.add(serial):

@@ -160,23 +160,22 @@ class LogRecovery:
         return is_new, missing.lacked_at if missing is not None else 0
 
     def note_announcement(
-        self, log_id: LogId, ranges: Iterable[Range], now: float, *, floor: int = 0, is_own: bool = False
+        self, log_id: LogId, ranges: Iterable[Range], now: float, *, floor: int = 0, last: int = 0, is_own: bool = False
     ) -> None:
         """Somebody holds these; `is_own`: it is the origin who says so, with its floor, and what it does not hold any
-        more of what it has said is over. Raises ProtocolError: there is no room for the log."""
+        more of what it has said is over, behind these up to `last`. Raises ProtocolError: there is no room for the
+        log."""
         here = self._of(log_id, now)
         log = here.log
-        found = RangeSet(
-            (first, min(last, SERIAL_MOST)) for first, last in ranges if 1 <= first <= min(last, SERIAL_MOST)
-        )
+        found = RangeSet((low, min(high, SERIAL_MOST)) for low, high in ranges if 1 <= low <= min(high, SERIAL_MOST))
         if is_own:
             log.raise_floor(min(floor, SERIAL_MOST))
-            for low, high in list(found.gaps(next(iter(found), (1, 0))[0], found.top)):
+            for low, high in list(found.gaps(next(iter(found), (1, 0))[0], max(found.top, min(last, SERIAL_MOST)))):
                 log.end(low, high)
         self._announce(here, 1, log.floor - 1)
-        for first, last in found.within(log.floor, SERIAL_MOST):
-            self._find_gaps(here, first, last, now, is_anew=is_own)
-            self._announce(here, first, last)
+        for low, high in found.within(log.floor, SERIAL_MOST):
+            self._find_gaps(here, low, high, now, is_anew=is_own)
+            self._announce(here, low, high)
         self._follow(here, now)
 
     def note_request(self, request: Request, now: float, asker: Asker) -> tuple[Answers, Answers, list[int]]:
@@ -221,6 +220,11 @@ class LogRecovery:
         here.log.take_back(serial)
         self._find_gaps(here, serial, serial, now + REFUSED_SECONDS)
         self._follow(here, now)
+
+    def announced(self, log_id: LogId) -> RangeSet:
+        """Serials that somebody holds here, or that lie before a block that has come."""
+        here = self._here.get(log_id)
+        return here.announced if here is not None else RangeSet()
 
     # -- what is sent ---------------------------------------------------------------------------------------------
 

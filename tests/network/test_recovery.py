@@ -139,3 +139,37 @@ def test_the_time_there_and_back_is_found_and_delays_follow_it(delay: float) -> 
         recovery = each.exchange.sides[0].recovery
         assert 1.9 * delay <= recovery.round_trip <= 2.2 * delay + 0.003
         assert recovery.delay >= 2 * recovery.round_trip
+
+
+def test_what_has_come_behind_a_lost_block_is_settled_when_that_is_over() -> None:
+    # Given a node with something that lasts, and ten blocks behind it that do not, of which one comes to nobody
+    world = World(1)
+    segment = Segment(world)
+    first, other = (Node(world, number, [segment], ExchangeSettings()) for number in (1, 2))
+    world.run(2.5)
+    segment.drops = lambda _, data: b"number 5" in data
+    first.say(b"lasts", expiration=60_000)
+    for number in range(1, 11):
+        first.say(b"number %d." % number + bytes(SIZE), expiration=3_000)
+    world.run(4.0)
+    assert other.exchange.settled(first.id, 1) == 5
+    # When it has expired, and its node says nothing more, expect nobody to wait for it
+    assert world.run(12.0, lambda: other.exchange.settled(first.id, 1) == 11)
+
+
+def test_what_nobody_has_of_a_node_that_has_left_is_settled_for_those_who_come_late() -> None:
+    # Given messages of a node that has left, the first and the last of which live, at two others
+    world = World(1)
+    segments = [Segment(world), Segment(world)]
+    first, *_ = (Node(world, number, [segments[0]], ExchangeSettings()) for number in (1, 2))
+    Node(world, 3, segments, ExchangeSettings())
+    world.run(2.5)
+    for number in range(4_000):
+        first.say(b"%d." % number + bytes(SIZE), expiration=4_000 if 3 < number < 3_990 else 300_000)
+    world.run(12.0)
+    first.is_up = False
+    world.run(30.0)
+    # When others come, expect what lives there, in its order, before long
+    late = [Node(world, 4, segments[:1], ExchangeSettings()), Node(world, 5, segments[1:], ExchangeSettings())]
+    assert world.run(36.0, lambda: all(len(each.heard) == 14 for each in late))
+    assert world.run(52.0, lambda: all(each.exchange.settled(first.id, 1) == 4_000 for each in late))
