@@ -92,7 +92,7 @@ class Infosphere:
         self._network, self._section, self._bridge = network, section, bridge
         self._lock = threading.Lock()
         self._own: dict[str, OwnSequence] = {}
-        self.words = OwnWords(self.say, section.node_timeout)
+        self.words = OwnWords(self.say, section.node_timeout, silent_receivers=section.silent_receivers)
         self._remote = RemoteSequences()
         self._schemas = RemoteSchemas(self._remote.schemas)
         self._interest = OwnInterest()
@@ -294,7 +294,8 @@ class Infosphere:
         with self._lock:
             waiting = [each for each in self._remote if len(each.order)]
         for remote in waiting:
-            self._go(remote.order.settled(remote.epoch, self._network().settled(remote.origin, remote.epoch)))
+            late = time.monotonic() - remote.life(self._section.object_seconds)
+            self._go(remote.order.settled(remote.epoch, self._network().settled(remote.origin, remote.epoch), late))
 
     def peers_changed(self, change: PeerChange) -> None:
         """A node has come, or left; on the network's delivery thread."""
@@ -312,12 +313,13 @@ class Infosphere:
             uid, last, first = thing.uid, thing.up_to, thing.up_to - thing.count + 1
         else:
             uid, last, first = thing.platform.registration, thing.platform.sequence, thing.platform.sequence
+        now, size = time.monotonic(), len(message.body) + OBJECT_BYTES
         with self._lock:
             if isinstance(thing, LeftOutBody):
-                thing = self._interest.lacking(thing, self.remote(uid), time.monotonic())
-            remote = self._remote.of(uid, message, time.monotonic()) if uid not in self._own else None
+                thing = self._interest.lacking(thing, self.remote(uid), now)
+            remote = self._remote.of(uid, message, now) if uid not in self._own else None
         if remote is not None:
-            numbered = Numbered(last, first, message.epoch, message.serial, thing, len(message.body) + OBJECT_BYTES)
+            numbered = Numbered(last, first, message.epoch, message.serial, thing, size, now)
             is_reliable = message.mode != DatagramMode.UNRELIABLE
             self._go(remote.order.add(numbered) if is_reliable else remote.order.skip_to(numbered))
         while self._remote.room.is_full:

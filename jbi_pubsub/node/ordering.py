@@ -2,13 +2,15 @@
 
 Rules:
 - Objects go in the order of their numbers, each once.
-- One waits for those before it as long as they may still come: until its node's log is settled up to its serial.
+- One waits for those before it as long as they may still come: until its node's log is settled up to its serial, or
+  it has been here as long as they live.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
+from math import inf
 from typing import Final, Generic, NamedTuple, TypeVar
 
 WAITING_MOST: Final = 10_000
@@ -30,6 +32,8 @@ class Numbered(NamedTuple, Generic[Thing]):
     thing: Thing
     size: int = 0
     """Bytes, about."""
+    came: float = inf
+    """When it came (monotonic seconds)."""
 
 
 class WaitingRoom:
@@ -85,9 +89,12 @@ class ObjectOrder(Generic[Thing]):
         while self._waiting:
             yield from self.first()
 
-    def settled(self, epoch: int, serial: int) -> Iterator[Thing]:
-        """Nothing more comes of the log up to that serial; those that go now."""
-        while self._waiting and (self._waiting[0][2].epoch, self._waiting[0][2].serial) <= (epoch, serial):
+    def settled(self, epoch: int, serial: int, late: float = -inf) -> Iterator[Thing]:
+        """Nothing more comes of the log up to that serial, or before what came until `late`; those that go now."""
+        while self._waiting and (
+            (self._waiting[0][2].epoch, self._waiting[0][2].serial) <= (epoch, serial)
+            or self._waiting[0][2].came <= late
+        ):
             yield self._pop()
             yield from self._ready()
 

@@ -63,6 +63,10 @@ class RemoteSequence:
     others: dict[bytes, tuple[int, SequenceBody]] = field(default_factory=dict)
     """The same of further nodes, with their starts."""
 
+    def life(self, seconds: float) -> float:
+        """Seconds that its objects live; `seconds`: where it does not say."""
+        return (self.body.expiration if self.body is not None else 0.0) or seconds
+
     def is_over(self, now: float, seconds: float) -> bool:
         """Whether it has ended, and its last object has come, or can't come any more. `seconds`: that objects live
         which say no expiration."""
@@ -73,7 +77,7 @@ class RemoteSequence:
         if not self.ended:
             return False
         has_all = self.order.next > self.body.last
-        life = ENDED_SECONDS if has_all else max(ENDED_SECONDS, self.body.expiration or seconds)
+        life = ENDED_SECONDS if has_all else max(ENDED_SECONDS, self.life(seconds))
         return now - self.ended > life
 
 

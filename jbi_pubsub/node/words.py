@@ -3,7 +3,7 @@
 Rules:
 - Of each the last one is said; what there is no room for in the network is said later.
 - What stands is said anew each AGAIN_SECONDS: so whoever had no room for it, or has forgotten it, hears of it, and what
-  is never said again is over.
+  is never said again is over. Where nodes may hear that can't ask, it is said more often.
 - The end of something is kept for those who are away, of so many things; then it is taken back.
 """
 
@@ -36,6 +36,8 @@ ENDED_MOST: Final = 2_000
 """Ends that are kept."""
 CANCEL_LIFE: Final = 10_000
 AGAIN_SECONDS: Final = 1_200.0
+SILENT_SECONDS: Final = 300.0
+"""The same where nodes may hear that say nothing."""
 AGAIN_MOST: Final = 100
 """Words that are said again at a time."""
 
@@ -45,9 +47,12 @@ Word = SequenceBody | SchemaBody | WantedBody | SettledBody
 class OwnWords:
     """See the module. Any thread."""
 
-    def __init__(self, say: Callable[[NodeMessage, float], None], seconds: float) -> None:
-        """`say`: see Network.say; `seconds`: for room in the network."""
-        self._say, self._seconds = say, seconds
+    def __init__(
+        self, say: Callable[[NodeMessage, float], None], seconds: float, *, silent_receivers: bool = False
+    ) -> None:
+        """`say`: see Network.say; `seconds`: for room in the network; `silent_receivers`: nodes may hear that say
+        nothing."""
+        self._say, self._seconds, self._silent_receivers = say, seconds, silent_receivers
         self._lock = threading.Lock()
         self._turn = threading.Lock()
         """Held while words are said: those of one thing go in order."""
@@ -114,8 +119,9 @@ class OwnWords:
 
     def _look(self, now: float) -> None:
         """See what is to be said again, and which ends are to be taken back."""
+        before = now - (SILENT_SECONDS if self._silent_receivers else AGAIN_SECONDS)
         for key, (since, word) in list(islice(self._standing.items(), AGAIN_MOST)):
-            if since <= now - AGAIN_SECONDS and key not in self._due:
+            if since <= before and key not in self._due:
                 self._put(key, word)
         while self._ended:
             key, until = next(iter(self._ended.items()))

@@ -17,7 +17,7 @@ from jbi_pubsub.network.datagram import DatagramKind, DatagramMode
 from jbi_pubsub.network.message import NodeMessage
 from jbi_pubsub.network.peers import NodePeer
 from jbi_pubsub.node import ordering, remote, schemas, words
-from jbi_pubsub.node.bodies import VERSION, LeftOutBody, decoded_body, encoded
+from jbi_pubsub.node.bodies import VERSION, LeftOutBody, SequenceBody, decoded_body, encoded
 from jbi_pubsub.node.infosphere import Infosphere
 from jbi_pubsub.protocol.wanted import Wanted, WantedType
 
@@ -155,6 +155,25 @@ def test_what_waits_for_an_object_is_bounded_in_bytes(
     assert side.status()["waiting"] == 1
 
 
+def test_a_node_that_can_not_ask_waits_no_longer_than_objects_live(
+    side: Infosphere, wire: Wire, taken: Taken, eventually: Callable[..., Any]
+) -> None:
+    # Given a registration whose objects live for a second, at a node that hears and is not heard
+    said = as_said(Infosphere(lambda: wire, NodeSection(), "other"), wire, ALPHA, "r")
+    for message in said:
+        body = decoded_body(message.body)
+        if isinstance(body, SequenceBody):
+            message = message._replace(body=encoded(msgspec.structs.replace(body, expiration=1.0)))
+        side.deliver(message)
+    # When the second of four objects is lost
+    for number in (1, 3, 4):
+        side.deliver(publication("r", number, 10 + number))
+    side.idle()
+    assert taken.came == [("r", 1)]
+    # Expect those behind it, though the log is never settled
+    eventually(lambda: side.idle() or taken.came == [("r", 1), ("r", 3), ("r", 4)])
+
+
 def test_registrations_that_end_push_out_none_that_stand(
     side: Infosphere, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,16 +191,17 @@ def test_registrations_that_end_push_out_none_that_stand(
     assert sum(map(bool, held.values())) <= 2 + 10
 
 
+@pytest.mark.parametrize("silent", [False, True])
 def test_what_a_node_has_said_once_is_said_again_and_over_when_it_is_not(
-    side: Infosphere, wire: Wire, monkeypatch: pytest.MonkeyPatch
+    side: Infosphere, wire: Wire, monkeypatch: pytest.MonkeyPatch, silent: bool
 ) -> None:
     # Given a node that has told of a registration
-    other = Infosphere(lambda: wire, NodeSection(), "other")
+    other = Infosphere(lambda: wire, NodeSection(silent_receivers=silent), "other")
     for message in as_said(other, wire, ALPHA, "r"):
         side.deliver(message)
     assert shown(side) == {"r"}
     # When it is time to say it again, expect it with its schema
-    monkeypatch.setattr(words, "AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(words, "SILENT_SECONDS" if silent else "AGAIN_SECONDS", 0.0)
     before = len(wire.said)
     other.published()
     again = [decoded_body(each.body) for each in wire.said[before:]]

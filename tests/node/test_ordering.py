@@ -45,6 +45,17 @@ def test_what_waits_for_something_that_does_not_come_goes_when_its_log_is_settle
     assert list(order.add(_numbered(501))) == [501, 502]
 
 
+def test_nobody_waits_longer_than_what_is_missing_may_live() -> None:
+    # Given objects that came at 1, 2 and 3 seconds, each behind one that is missing
+    order: ObjectOrder[int] = ObjectOrder()
+    for number, came in ((2, 1.0), (4, 2.0), (6, 3.0)):
+        assert list(order.add(_numbered(number)._replace(came=came))) == []
+    # When those of the first two seconds have waited long enough, though their log is not settled, expect these
+    assert list(order.settled(1, 0, 2.0)) == [2, 4]
+    # When the missing one before the third comes, expect both
+    assert list(order.add(_numbered(5))) == [5, 6]
+
+
 def test_what_was_left_out_takes_the_place_of_all_its_numbers() -> None:
     order: ObjectOrder[int] = ObjectOrder()
     assert list(order.add(_numbered(4))) == []
