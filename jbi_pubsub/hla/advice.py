@@ -31,13 +31,14 @@ def set_advisory_switch(call: ServiceCall, switch: str, on: bool) -> None:  # a 
 
 
 def advise(call: ServiceCall, before: Execution, instance: int) -> None:
-    """Tell what has changed since then; `instance`: the one that the service was about, if it declared nothing."""
+    """Tell what has changed since then; `instance`: the one that the service was about, beside those that have moved, if
+    it declared nothing."""
     after, fom = call.execution, call.model.fom
     by_handle = after.instances.by_handle
     declares = before.declared is not after.declared or before.regions is not after.regions
     if not declares and before.owned is after.owned and before.instances is after.instances:
         return
-    handles = by_handle if declares else (instance,) if instance in by_handle else ()
+    handles = by_handle if declares else [each for each in {instance, *call.moved} if each in by_handle]
     for federate, switches in sorted(after.declared.advised.items()):
         for switch in switches:
             holds, begin, end = SWITCHES[switch]

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from immutables import Map
 
-from . import objects, rti
+from . import objects, ownership, rti
 from .exceptions import DecoderException, FederateNotExecutionMember, InvalidArgument, RtiError, ServiceNotEnabled
 from .execution import RTI, Callback, Execution, FederationModel, ServiceCall, ServiceStep
 from .federation import RESIGN_ACTIONS
@@ -180,7 +180,7 @@ class MomManager:
         name = f"HLAmanager.HLAfederate-{federate}" if federate else "HLAmanager.HLAfederation"
         while name in call.execution.instances.by_name:
             name += "-"
-        return objects.register_object_instance(call, self._classes[federate > 0], name)
+        return self._do(call, RTI, objects.register_object_instance, self._classes[federate > 0], name)
 
     @staticmethod
     def _manage(call: ServiceCall, federate: int, **values: Any) -> None:
@@ -259,6 +259,15 @@ class MomManager:
         call.execution = step.execution
         call.told += step.told
 
+    def _do(self, call: ServiceCall, federate: int, act: Callable[..., int], *given: Any) -> int:
+        """Something that is no service of a federate; the answer is the instance that it is about."""
+        made = ServiceCall(self._model, call.execution, federate)
+        instance = act(made, *given)
+        step = rti.finished(made, call.execution, instance, instance)
+        call.execution = step.execution
+        call.told += step.told
+        return instance
+
     def _adjust(self, call: ServiceCall, federate: int, name: str, told: Mapping[str, Any]) -> None:
         if name == "HLAsetTiming":
             self._manage(call, federate, periods=max(0, told["HLAreportPeriod"]) or None)
@@ -267,10 +276,10 @@ class MomManager:
         elif name == "HLAmodifyAttributeState":
             instance, attributes = told["HLAobjectInstance"], (told["HLAattribute"],)
             owner, is_to = call.execution.owned.owner(instance, *attributes), told["HLAattributeState"] == "Owned"
-            if owner and (owner == federate) != is_to:
-                self._serve(call, owner, "unconditional_attribute_ownership_divestiture", instance, attributes)
             if owner != federate and is_to:
-                self._serve(call, federate, "attribute_ownership_acquisition_if_available", instance, attributes)
+                self._do(call, federate, ownership.give, instance, attributes)
+            elif owner == federate and not is_to:
+                self._serve(call, owner, "unconditional_attribute_ownership_divestiture", instance, attributes)
         elif name == "HLAsetSwitches" and not federate:
             call.change("managed", provides=told["HLAautoProvide"] == "Enabled")
         elif name == "HLAsetSwitches":
@@ -293,4 +302,6 @@ def _service(name: str, told: Mapping[str, Any]) -> list[Any]:
     if name == "delete_object_instance":
         told = {"HLAtag": b"", **told}
     given = [value for each in _ORDER if (value := told.get(each)) is not None]
+    if told.get("HLAactive") == "HLAfalse":  # behind the rate of an object class
+        given += ["", True] if "HLAobjectClass" in told else [True]
     return [name, *(_WORDS.get(each, each) if isinstance(each, str) else each for each in given)]

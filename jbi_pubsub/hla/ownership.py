@@ -31,7 +31,7 @@ from .exceptions import (
     NoAcquisitionPending,
     OwnershipAcquisitionPending,
 )
-from .execution import Claim, Execution, Handles, Instance, ServiceCall
+from .execution import RTI, Claim, Execution, Handles, Instance, ServiceCall
 from .fom import Class, checked_attributes
 from .transfers import Transfer, may_own
 
@@ -122,6 +122,19 @@ def attribute_ownership_acquisition(call: ServiceCall, instance: int, attributes
             weak = mine._replace(tag=b"", if_available=True)
             transfer.claims[each] = tuple(mine if claim == weak else claim for claim in claims)
     transfer.close()
+
+
+def give(call: ServiceCall, instance: int, attributes: Handles) -> int:
+    """The federate owns these, whoever has them or waits for them, but for the RTI: somebody administers it so (clause
+    11.4). The answer is the instance."""
+    wanted = _unowned_by(call, instance, attributes)
+    transfer = Transfer(call, instance)
+    for each in wanted:
+        if transfer.owners.get(each) == RTI:
+            raise AttributeNotOwned(f"the RTI keeps {_named(call, each)}", hint="Give what a federate owns", handle=each)
+        transfer.hand(each, call.federate, b"")
+    transfer.close()
+    return instance
 
 
 def attribute_ownership_acquisition_if_available(call: ServiceCall, instance: int, attributes: Handles) -> None:

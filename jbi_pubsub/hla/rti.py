@@ -354,12 +354,17 @@ def call(
     checked = [check(service, each) for check, each in zip(found.checks, arguments, strict=False)]
     made = ServiceCall(model, execution, federate)
     answer = found.act(made, *checked)
+    return finished(made, execution, answer, answer if service.startswith(REGISTER) else checked[0] if checked else 0)
+
+
+def finished(made: ServiceCall, before: Execution, answer: Any, about: int) -> ServiceStep:
+    """Result of something that was done, with what others discover and are advised of by that. `about`: an instance, if
+    it is about one."""
     objects.discover_moved(made)
-    if made.execution.declared.advised and not execution.saving.is_restore:
-        about = answer if service.startswith(REGISTER) else checked[0] if checked else 0
-        advice.advise(made, execution, about)
-    if model.options.adds:
-        made.told.extend(extensions.notices(model.options, execution, made.execution))
+    if made.execution.declared.advised and not before.saving.is_restore:
+        advice.advise(made, before, about)
+    if made.model.options.adds:
+        made.told.extend(extensions.notices(made.model.options, before, made.execution))
     return made.step(answer)
 
 

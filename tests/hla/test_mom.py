@@ -464,6 +464,68 @@ def test_a_monitor_gives_attributes_to_a_federate_and_takes_them(busy: Watched) 
     assert busy.execution.owned.owner(instance, position) == 0
 
 
+def test_a_monitor_gives_what_others_own_and_wait_for(busy: Watched) -> None:
+    # Given an aircraft of the flight, which the radar and another one wait for
+    aircraft, instance = busy.fom.object_class("Vehicle.Aircraft"), busy.execution.instances.by_name["LH1"]
+    position = busy.fom.attribute(aircraft, "position")
+    busy.handles["tower"] = busy.call("", rti.JOIN, "tower")
+    for each in ("tower", "radar"):
+        busy.call(each, "subscribe_object_class_attributes", aircraft, [position])
+        busy.call(each, "publish_object_class_attributes", aircraft, [position])
+        busy.call(each, "attribute_ownership_acquisition", instance, [position], b"")
+    of = {"HLAobjectInstance": octets(instance), "HLAattribute": octets(position), "HLAattributeState": "Owned"}
+    # When a monitor gives it to the second of them
+    modify = "HLAfederate.HLAadjust.HLAmodifyAttributeState"
+    assert busy.send("monitor", modify, HLAfederate=octets(busy.handles["radar"]), **of) == []
+    # Expect it to own it, and to be asked by the first; and what can't be to be said
+    assert busy.execution.owned.owner(instance, position) == busy.handles["radar"]
+    notified = ("attribute_ownership_acquisition_notification", instance, (position,), b"")
+    asked = ("request_attribute_ownership_release", instance, (position,), b"")
+    assert busy.told["radar"][-2:] == [notified, asked]
+    [(report, values)] = busy.send("monitor", modify, HLAfederate=octets(busy.handles["monitor"]), **of)
+    assert (report, "ObjectInstanceNotKnown" in values["HLAexception"]) == ("HLAreportMOMexception", True)
+    assert busy.execution.owned.owner(instance, position) == busy.handles["radar"]
+
+
+def test_nobody_gives_away_what_the_rti_tells(watched: Watched) -> None:
+    # Given a federate that publishes what the RTI tells
+    watched.watch("radar")
+    federate = watched.fom.object_class("HLAmanager.HLAfederate")
+    name = watched.fom.attribute(federate, "HLAfederateName")
+    watched.call("radar", "publish_object_class_attributes", federate, [name])
+    instance = watched.objects("radar")[f"HLAmanager.HLAfederate-{watched.handles['radar']}"]
+    # When a monitor gives it that; Expect it to stay the RTI's
+    given = {"HLAfederate": octets(watched.handles["radar"]), "HLAobjectInstance": octets(instance)}
+    modify = "HLAfederate.HLAadjust.HLAmodifyAttributeState"
+    [(report, _)] = watched.send("monitor", modify, **given, HLAattribute=octets(name), HLAattributeState="Owned")
+    assert report == "HLAreportMOMexception"
+    assert watched.values("radar", instance)["HLAfederateName"] == "radar"
+
+
+def test_a_monitor_hears_that_what_comes_later_is_in_scope(watched: Watched) -> None:
+    watched.call("monitor", "set_advisory_switch", "attribute_scope", True)
+    watched.watch("monitor")
+    watched.told.clear()
+    watched.handles["tower"] = watched.call("", rti.JOIN, "tower")
+    told = [each for each in watched.told["monitor"] if each[0] in ("discover_object_instance", "attributes_in_scope")]
+    assert [each[0] for each in told] == ["discover_object_instance", "attributes_in_scope"]
+    assert told[0][1] == told[1][1]
+
+
+@pytest.mark.parametrize("is_active", [True, False])
+def test_a_monitor_says_whether_a_subscription_is_active(busy: Watched, *, is_active: bool) -> None:
+    aircraft, radio = busy.fom.object_class("Vehicle.Aircraft"), busy.fom.interaction_class("Radio")
+    of = {"HLAfederate": octets(busy.handles["monitor"]), "HLAactive": is_active}
+    service = "HLAfederate.HLAservice.HLAsubscribe{}".format
+    attributes = [octets(busy.fom.attribute(aircraft, "position"))]
+    busy.send("monitor", service("ObjectClassAttributes"), HLAobjectClass=octets(aircraft),
+              HLAattributeList=attributes, **of)  # fmt: skip
+    busy.send("monitor", service("InteractionClass"), HLAinteractionClass=octets(radio), **of)
+    monitor, passive = busy.handles["monitor"], busy.execution.declared.passive
+    assert list(busy.execution.declared.subscribed[monitor]) == [aircraft]
+    assert {each[:2] for each in passive.get(monitor, ())} == (set() if is_active else {("o", aircraft), ("i", radio)})
+
+
 def test_a_monitor_switches(busy: Watched) -> None:
     radar = octets(busy.handles["radar"])
     switches = "HLAfederate.HLAadjust.HLAsetSwitches"

@@ -307,11 +307,15 @@ def test_a_deletion_that_is_taken_back_leaves_nothing_out(rig: Any) -> None:
     retraction = it.call("a", "delete_object_instance", aircraft, b"", 5.0)
     # When one subscribes and one leaves, and then it is taken back
     it.call("late", "subscribe_object_class_attributes", it.aircraft, (it.position,))
+    it.call("late", "set_advisory_switch", "attribute_scope", True)
+    it.call("a", "set_advisory_switch", "attribute_relevance", True)
     it.call("gone", "resign_federation_execution", "no_action")
     it.forget()
     it.call("a", "retract", retraction)
     # Expect all to be as it was, without who has left, and who came late to discover it
-    assert it.heard("late") == [("discover_object_instance", aircraft, it.aircraft, "LH1")]
+    in_scope = "attributes_in_scope", aircraft, (it.position,)
+    assert it.heard("late") == [("discover_object_instance", aircraft, it.aircraft, "LH1"), in_scope]
+    assert [each[:2] for each in it.heard("a")] == [("turn_updates_on_for_object_instance", aircraft)]
     after, b = it.execution, it.handles["b"]
     assert (after.instances.orders, after.instances.transports) == (before.instances[2], before.instances[4])
     assert after.owned.owners == before.owned.owners
