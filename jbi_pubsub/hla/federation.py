@@ -27,8 +27,8 @@ from .exceptions import (
     FederateOwnsAttributes,
     FederateUnableToUseTime,
     InvalidArgument,
-    InvalidLogicalTime,
     InvalidResignAction,
+    LogicalTimeAlreadyPassed,
     OwnershipAcquisitionPending,
     RestoreNotInProgress,
     RestoreNotRequested,
@@ -217,7 +217,7 @@ def request_federation_save(call: ServiceCall, label: str, time: float | None = 
             "only a time-regulating federate can ask for a save at a time", hint="Leave the time out"
         )
     if time < clock.promised(call.pace)[0]:
-        raise InvalidLogicalTime(
+        raise LogicalTimeAlreadyPassed(
             f"{time} is before the federate's time and lookahead", hint="Give a later time", time=time
         )
     call.change("saving", scheduled=(label, time))

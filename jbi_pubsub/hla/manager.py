@@ -2,7 +2,7 @@
 their values or sends one of its interactions (IEEE 1516.1-2010, clause 11). What each tells is in mom.py.
 
 Own, where the standard leaves room: who may not administer the federation changes nothing of others by this. While a
-federation is saved or restored nothing is told.
+federation is saved or restored no values are told.
 """
 
 from __future__ import annotations

@@ -22,7 +22,6 @@ from immutables import Map
 from . import clock, ownership, regions
 from .exceptions import (
     DeletePrivilegeNotHeld,
-    FederateOwnsAttributes,
     IllegalName,
     InteractionClassNotPublished,
     InteractionParameterNotDefined,
@@ -261,10 +260,7 @@ def delete_all(call: ServiceCall) -> None:
 def local_delete_object_instance(call: ServiceCall, instance: int) -> None:
     """The federate forgets an instance, until it subscribes to its class anew (clause 6.16), and what waits of it."""
     found, by_handle = call.known(instance, may_leave=True), call.execution.instances.by_handle
-    if ownership.has_any(call.execution, call.federate, instance):
-        raise FederateOwnsAttributes(
-            f"the federate owns attributes of {found.name}, or waits for some", hint="Divest them first"
-        )
+    ownership.check_has_none(call, instance, found.name)
     if instance in by_handle:
         regions.forget(call, instance, (call.federate,))
         forgotten = found._replace(known=found.known.delete(call.federate))

@@ -28,7 +28,9 @@ from .exceptions import (
     AttributeDivestitureWasNotRequested,
     AttributeNotOwned,
     AttributeNotPublished,
+    FederateOwnsAttributes,
     NoAcquisitionPending,
+    ObjectClassNotPublished,
     OwnershipAcquisitionPending,
 )
 from .execution import RTI, Claim, Execution, Handles, Instance, ServiceCall
@@ -287,10 +289,14 @@ def _claims_of(execution: Execution, federate: int, instance: int) -> bool:
     return any(claim.federate == federate for claims in claimed.values() for claim in claims)
 
 
-def has_any(execution: Execution, federate: int, instance: int) -> bool:
-    """Whether a federate owns an attribute of an instance, or waits for one."""
-    owners = execution.owned.owners.get(instance, Map())
-    return federate in owners.values() or _claims_of(execution, federate, instance)
+def check_has_none(call: ServiceCall, instance: int, name: str) -> None:
+    """Raises FederateOwnsAttributes, OwnershipAcquisitionPending."""
+    if call.federate in call.execution.owned.owners.get(instance, Map()).values():
+        raise FederateOwnsAttributes(f"the federate owns attributes of {name}", hint="Divest them first")
+    if _claims_of(call.execution, call.federate, instance):
+        raise OwnershipAcquisitionPending(
+            f"the federate waits for attributes of {name}", hint="Cancel the acquisition first"
+        )
 
 
 # -- checks ---------------------------------------------------------------------------------------------------------
@@ -328,10 +334,14 @@ def _unowned_by(call: ServiceCall, instance: int, attributes: Handles) -> Handle
     kind = call.known_class(instance)
     wanted = checked_attributes(kind, attributes)
     may = may_own(call, call.federate, kind.handle)
+    if not may:
+        raise ObjectClassNotPublished(
+            f"the federate does not publish {kind.name}", hint="Call publish_object_class_attributes first"
+        )
     owners = call.execution.owned.owners.get(instance, Map())
     for each in wanted:
         if owners.get(each) == call.federate:
-            raise AttributeAlreadyOwned(
+            raise FederateOwnsAttributes(
                 f"the federate owns {_named(call, each)}", hint="There is nothing to acquire", handle=each
             )
         if each not in may:

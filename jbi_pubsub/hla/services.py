@@ -80,7 +80,7 @@ class FederationServices(ServiceCaller):
 
     def request_federation_save(self, label: str, time: float | None = None) -> None:
         """All are to save, now or at a logical time (clause 4.16). Raises FederateUnableToUseTime,
-        InvalidLogicalTime."""
+        LogicalTimeAlreadyPassed."""
         self._ask("request_federation_save", label, time)
 
     def federate_save_begun(self) -> None:
@@ -147,11 +147,11 @@ class FederationServices(ServiceCaller):
         self._ask("subscribe_object_class_attributes", cls, tuple(attributes), rate, passive)
 
     def unsubscribe_object_class(self, cls: int) -> None:
-        """Hear nothing of the class any more (clause 5.7)."""
+        """Hear nothing of the class any more (clause 5.7), but what waits for its time."""
         self._ask("unsubscribe_object_class", cls)
 
     def unsubscribe_object_class_attributes(self, cls: int, attributes: Iterable[int]) -> None:
-        """Hear nothing of these any more (clause 5.7)."""
+        """Hear nothing of these any more (clause 5.7), but what waits for its time."""
         self._ask("unsubscribe_object_class_attributes", cls, tuple(attributes))
 
     def publish_interaction_class(self, cls: int) -> None:
@@ -168,7 +168,7 @@ class FederationServices(ServiceCaller):
         self._ask("subscribe_interaction_class", cls, passive)
 
     def unsubscribe_interaction_class(self, cls: int) -> None:
-        """Get none any more (clause 5.9)."""
+        """Get none any more (clause 5.9), but what waits for its time."""
         self._ask("unsubscribe_interaction_class", cls)
 
     # -- time management --------------------------------------------------------------------------------------------
@@ -305,7 +305,8 @@ class ObjectServices(ServiceCaller):
         return int(self._ask("delete_object_instance", instance, tag, time))
 
     def local_delete_object_instance(self, instance: int) -> None:
-        """This federate forgets the instance (clause 6.16). Raises FederateOwnsAttributes."""
+        """This federate forgets the instance (clause 6.16). Raises FederateOwnsAttributes,
+        OwnershipAcquisitionPending."""
         self._ask("local_delete_object_instance", instance)
 
     def request_attribute_value_update(self, instance: int, attributes: Iterable[int], tag: bytes = b"") -> None:
@@ -375,12 +376,13 @@ class ObjectServices(ServiceCaller):
         self._ask("confirm_divestiture", instance, tuple(attributes), tag)
 
     def attribute_ownership_acquisition(self, instance: int, attributes: Iterable[int], tag: bytes = b"") -> None:
-        """Ask to own these (clause 7.8). Raises AttributeNotPublished, AttributeAlreadyOwned."""
+        """Ask to own these (clause 7.8). Raises ObjectClassNotPublished, AttributeNotPublished,
+        FederateOwnsAttributes."""
         self._ask("attribute_ownership_acquisition", instance, tuple(attributes), tag)
 
     def attribute_ownership_acquisition_if_available(self, instance: int, attributes: Iterable[int]) -> None:
-        """Ask for those that nobody owns (clause 7.9). Raises AttributeNotPublished, AttributeAlreadyOwned,
-        AttributeAlreadyBeingAcquired."""
+        """Ask for those that nobody owns (clause 7.9). Raises ObjectClassNotPublished, AttributeNotPublished,
+        FederateOwnsAttributes, AttributeAlreadyBeingAcquired."""
         self._ask("attribute_ownership_acquisition_if_available", instance, tuple(attributes))
 
     def attribute_ownership_release_denied(self, instance: int, attributes: Iterable[int]) -> None:

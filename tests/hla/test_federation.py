@@ -323,7 +323,7 @@ def test_a_save_at_a_time_begins_when_nothing_before_it_can_come(rig: Any) -> No
         it.call("a", "request_federation_save", "L", 5.0)
     it.call("a", "enable_time_regulation", 1.0)
     it.call("b", "enable_time_constrained")
-    with pytest.raises(exc.InvalidLogicalTime):
+    with pytest.raises(exc.LogicalTimeAlreadyPassed):
         it.call("a", "request_federation_save", "L", 0.5)
     # When a save at 5 is asked for
     it.call("a", "request_federation_save", "L", 5.0)

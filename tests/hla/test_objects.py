@@ -173,6 +173,12 @@ def test_what_is_forgotten_is_discovered_anew(rig: Any) -> None:
     aircraft = it.aircraft_of("a", "b")
     with pytest.raises(exc.FederateOwnsAttributes):
         it.call("a", "local_delete_object_instance", aircraft)
+    it.call("b", "publish_object_class_attributes", it.aircraft, (it.position,))
+    it.call("b", "attribute_ownership_acquisition", aircraft, (it.position,))
+    with pytest.raises(exc.OwnershipAcquisitionPending):
+        it.call("b", "local_delete_object_instance", aircraft)
+    it.call("b", "cancel_attribute_ownership_acquisition", aircraft, (it.position,))
+    it.forget()
     it.call("b", "local_delete_object_instance", aircraft)
     it.call("a", "update_attribute_values", aircraft, ((it.position, b""),))
     assert it.heard("b") == []

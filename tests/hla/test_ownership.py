@@ -126,8 +126,14 @@ def test_who_waits_may_cancel_and_is_told_so(trio: Any) -> None:
 def test_who_publishes_nothing_owns_nothing(trio: Any) -> None:
     trio.join("d")
     trio.call("d", "subscribe_object_class_attributes", trio.aircraft, (trio.position,))
+    with pytest.raises(exc.ObjectClassNotPublished):
+        trio.call("d", "attribute_ownership_acquisition", *trio.at)
+    trio.call("d", "publish_object_class_attributes", trio.aircraft, (trio.callsign,))
     with pytest.raises(exc.AttributeNotPublished):
         trio.call("d", "attribute_ownership_acquisition", *trio.at)
+    for each in ("attribute_ownership_acquisition", "attribute_ownership_acquisition_if_available"):
+        with pytest.raises(exc.FederateOwnsAttributes):
+            trio.call("a", each, *trio.at)
     # and who publishes no more loses what it owns, to the first who wants it
     trio.call("b", "attribute_ownership_acquisition", *trio.at)
     trio.call("a", "unpublish_object_class", trio.aircraft)

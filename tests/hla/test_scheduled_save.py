@@ -118,7 +118,7 @@ def test_a_save_that_waits_for_its_time_outlives_a_restore_that_fails(pair: Any,
 
 def test_the_time_of_a_save_is_not_past(pair: Any) -> None:
     before = pair.execution
-    with pytest.raises(exc.InvalidLogicalTime):
+    with pytest.raises(exc.LogicalTimeAlreadyPassed):
         pair.call("a", "request_federation_save", "late", 0.5)
     pair.call("a", "disable_time_regulation")
     with pytest.raises(exc.FederateUnableToUseTime):

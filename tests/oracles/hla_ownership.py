@@ -70,8 +70,10 @@ class Ownership:
             if service == "confirm" and not one.queue:
                 raise Refused("NoAcquisitionPending")
         if service in ("acquire", "if_available"):
+            if not self.published.get(federate):
+                raise Refused("ObjectClassNotPublished")
             if one.owner == federate:
-                raise Refused("AttributeAlreadyOwned")
+                raise Refused("FederateOwnsAttributes")
             if not self.may_own(federate, which):
                 raise Refused("AttributeNotPublished")
             if service == "if_available" and one.waits(federate):
