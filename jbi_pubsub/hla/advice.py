@@ -31,8 +31,8 @@ def set_advisory_switch(call: ServiceCall, switch: str, on: bool) -> None:  # a 
 
 
 def advise(call: ServiceCall, before: Execution, instance: int) -> None:
-    """Tell what has changed since then; `instance`: the one that the service was about, beside those that have moved, if
-    it declared nothing."""
+    """Tell what has changed since then; `instance`: the one that the service was about, beside those that have moved,
+    if it declared nothing."""
     after, fom = call.execution, call.model.fom
     by_handle = after.instances.by_handle
     declares = before.declared is not after.declared or before.regions is not after.regions

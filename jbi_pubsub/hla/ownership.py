@@ -133,7 +133,9 @@ def give(call: ServiceCall, instance: int, attributes: Handles) -> int:
     transfer = Transfer(call, instance)
     for each in wanted:
         if transfer.owners.get(each) == RTI:
-            raise AttributeNotOwned(f"the RTI keeps {_named(call, each)}", hint="Give what a federate owns", handle=each)
+            raise AttributeNotOwned(
+                f"the RTI keeps {_named(call, each)}", hint="Give what a federate owns", handle=each
+            )
         transfer.hand(each, call.federate, b"")
     transfer.close()
     return instance
