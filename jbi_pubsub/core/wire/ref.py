@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-PROTOCOL: Final = 13
+PROTOCOL: Final = 14
 """Number of the wire protocol; both sides must say the same (rpyc itself has no handshake)."""
 
 
