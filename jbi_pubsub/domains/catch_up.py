@@ -24,7 +24,7 @@ from jbi_pubsub.core.ticker import Job
 from jbi_pubsub.subscriber.listeners import ListenerCalls
 from jbi_pubsub.subscriber.query import QUERY_SECONDS, Query
 
-from .channel import DomainChannel, ObjectListener
+from .channel import DomainChannel, ListenerChannel, ObjectListener
 from .journal import REGISTRATIONS_MOST, ClientJournal, WatchRecord
 
 log = logging.getLogger("jbi_pubsub.domains")
@@ -158,7 +158,7 @@ class ClientInterest:
         self,
         domain: DomainChannel,
         watched: tuple[str, str],
-        listener: ObjectListener,
+        channel: ListenerChannel,
         *,
         durable: str | None = None,
         journal: ClientJournal | None = None,
@@ -168,6 +168,8 @@ class ClientInterest:
         one that is open here."""
         type_, constraint = watched
         self._domain = domain
+        self._channel = channel
+        listener: ObjectListener = channel.arrived
         self._record = record = journal.record(" ".join(watched)) if journal is not None else None
         self._catch_up: CatchUp | None = None
         if record is not None:
@@ -192,6 +194,7 @@ class ClientInterest:
 
     def end(self) -> None:
         """Be of no interest any more."""
+        self._channel.end()
         self.away()
         self._domain.unlisten(self._subscription)
         if self._record is not None:

@@ -50,18 +50,50 @@ class ListenerQueue:
     def __init__(self, listener: EventListener) -> None:
         self.listener: Final = listener
         self._tell = told(listener)
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
+        self._is_telling = False
         self._had: Cache[str, None] = Cache(HAD_MOST)
 
-    def arrived(self, obj: InfoObject) -> bool:
-        """Tell an event, unless it has come over another channel before; whether it was told. Raises what the listener
-        does: then it has not come."""
-        with self._lock:
-            if obj.object_id in self._had:
+    def arrived(self, obj: InfoObject, over: threading.Event) -> bool:
+        """Tell an event, unless it has come over another channel before, or its own is `over`; whether it was told.
+        Raises what the listener does: then it has not come."""
+        with self._changed:
+            self._changed.wait_for(lambda: over.is_set() or not self._is_telling)
+            if over.is_set() or obj.object_id in self._had:
                 return False
+            self._is_telling = True
+        try:
             self._tell(obj)
             self._had[obj.object_id] = None
+        finally:
+            with self._changed:
+                self._is_telling = False
+                self._changed.notify_all()
         return True
+
+    def end(self, over: threading.Event) -> None:
+        """Have a channel be over: nothing of it waits for its turn any more, perhaps in a call that ends it."""
+        with self._changed:
+            over.set()
+            self._changed.notify_all()
+
+
+class ListenerChannel:
+    """One of the channels over which events come for a listener. Any thread."""
+
+    def __init__(self, queue: ListenerQueue, consumed: ObjectListener = lambda obj: None) -> None:  # noqa: ARG005  # nobody
+        """`consumed` is called with each object that was told over this channel."""
+        self._queue, self._consumed = queue, consumed
+        self._over = threading.Event()
+
+    def arrived(self, obj: InfoObject) -> None:
+        """Tell an event (see ListenerQueue)."""
+        if self._queue.arrived(obj, self._over):
+            self._consumed(obj)
+
+    def end(self) -> None:
+        """Tell nothing any more, but what is just being told."""
+        self._queue.end(self._over)
 
 
 class DomainChannel(Protocol):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,23 +19,25 @@ from jbi_pubsub.core.errors import (
     BackPressureError,
     ConfigurationError,
     JbiError,
+    PredicateError,
     UnknownUidError,
     WireError,
     WireTimeoutError,
 )
-from jbi_pubsub.core.info_object import InfoObject
 from jbi_pubsub.core.ticker import Job
 from jbi_pubsub.subscriber import SubscriptionUid
 from jbi_pubsub.subscriber.moments import Moment
 
 from .application import APPLICATION
 from .catch_up import ClientInterest
-from .channel import DomainChannel, EventListener, ListenerQueue, ObjectListener, told
+from .channel import DomainChannel, EventListener, ListenerChannel, ListenerQueue, told
 from .event import COLLABORATION, MONITORING, STEERING, StructuredEvent, quoted
 from .history import ConsumptionRecord, consumed, events_of
 from .journal import ClientJournal
 from .service_type import PropertyValue, ServiceType
 from .trader import Offer, OfferQuery
+
+log = logging.getLogger("jbi_pubsub.domains")
 
 PROFILE: Final = ServiceType.of(
     "discover.Profile", "mandatory_readonly string client", "mandatory_readonly string application",
@@ -204,7 +207,7 @@ class Client:
         with self._lock:
             if client in self._followed:
                 raise ConfigurationError(f"{self.name} follows {client[:80]} already", hint="unfollow() first")
-            followed = self._followed[client] = _Followed(self._domain, client, queue.arrived)
+            followed = self._followed[client] = _Followed(self._domain, client, ListenerChannel(queue))
         try:
             followed.start()
         except JbiError:
@@ -256,15 +259,11 @@ class Client:
 
     def _interest(self, type_: str, constraint: str, listener: EventListener, *, durable: str | None) -> ClientInterest:
         """Interest in events, whose objects are noted as consumed. Raises as ClientInterest."""
-        watched, queue = (type_, constraint), self._queue(listener)
-
-        def arrived(obj: InfoObject) -> None:
-            if queue.arrived(obj):
-                self._consumption.add(watched, obj)
-
+        watched = type_, constraint
+        channel = ListenerChannel(self._queue(listener), lambda obj: self._consumption.add(watched, obj))
         if durable is not None and self._journal is not None:
-            return ClientInterest(self._domain, watched, arrived, journal=self._journal)
-        return ClientInterest(self._domain, watched, arrived, durable=durable)
+            return ClientInterest(self._domain, watched, channel, journal=self._journal)
+        return ClientInterest(self._domain, watched, channel, durable=durable)
 
     def _queue(self, listener: EventListener) -> ListenerQueue:
         """The queue of a listener: one for all of its channels."""
@@ -302,27 +301,37 @@ class Client:
 class _Followed:
     """A client that is followed: its commands, and the events of what it watches, by application and constraint."""
 
-    def __init__(self, domain: DomainChannel, client: str, listener: ObjectListener) -> None:
-        self._domain, self._client, self._listener = domain, client, listener
+    def __init__(self, domain: DomainChannel, client: str, channel: ListenerChannel) -> None:
+        self._domain, self._client, self._channel = domain, client, channel
         self._kept: dict[tuple[str, str], SubscriptionUid] = {}
-        """Subscriptions; the job's alone."""
+        """Subscriptions; the job's, and at last those of who stops it: whoever takes one out ends it."""
+        self._refused: set[tuple[str, str]] = set()
+        """Of what it watches what can't be followed."""
         self._job = Job(f"follow {client[:40]}", AGAIN_SECONDS, self._keep_up, slow=True)
         self._unwatch: Callable[[], None] = lambda: None
 
     def start(self) -> None:
         """Begin, and look again when offers change, and after some time."""
         constraint = f"client == {quoted(self._client)} and not exist again"
-        actions = self._domain.listen(STEERING, constraint, self._listener)
+        actions = self._domain.listen(STEERING, constraint, self._channel.arrived)
         self._kept["", ""] = actions
         self._unwatch = self._domain.services.watch(self._job.wake)
         self._job.start()
 
     def stop(self) -> None:
         """End all of it."""
+        self._channel.end()
         self._unwatch()
         self._job.stop()
-        for subscription in self._kept.values():
-            self._domain.unlisten(subscription)
+        self._end_all()
+
+    def _end_all(self) -> None:
+        for each in list(self._kept):
+            self._end(each)
+
+    def _end(self, watched: tuple[str, str]) -> None:
+        with suppress(KeyError, UnknownUidError):  # somebody else has, or the channel is closed
+            self._domain.unlisten(self._kept.pop(watched))
 
     def _keep_up(self) -> None:
         """Watch what the client watches now."""
@@ -332,9 +341,16 @@ class _Followed:
             for each in self._domain.services.query(asked).offers
         }
         for each in set(self._kept) - wanted - {("", "")}:
-            self._domain.unlisten(self._kept.pop(each))
-        for each in wanted - set(self._kept):
-            self._kept[each] = self._domain.listen(MONITORING, _watching(*each), self._listener)
+            self._end(each)
+        self._refused &= wanted
+        for each in wanted - set(self._kept) - self._refused:
+            try:
+                self._kept[each] = self._domain.listen(MONITORING, _watching(*each), self._channel.arrived)
+            except PredicateError as exc:
+                self._refused.add(each)
+                log.warning("what %s watches of %s is not followed: %s", self._client, each[0], exc)
+        if self._job.is_over:  # who stopped it has not waited so long
+            self._end_all()
 
 
 def _name(application: Offer | str) -> str:

@@ -25,7 +25,7 @@ from jbi_pubsub.core.info_object import Head, InfoObject, pack
 from jbi_pubsub.core.state import IllegalTransitionError
 from jbi_pubsub.domains import client
 from jbi_pubsub.domains.application import APPLICATION, Application
-from jbi_pubsub.domains.channel import ListenerQueue, told
+from jbi_pubsub.domains.channel import ListenerChannel, ListenerQueue, told
 from jbi_pubsub.domains.domain import Domain
 from jbi_pubsub.domains.event import MONITORING, STEERING, StructuredEvent
 from jbi_pubsub.lookup.item import ServiceTemplate
@@ -297,6 +297,61 @@ def test_who_follows_a_client_sees_its_actions_and_what_it_watches(
         anna.unfollow("bob")
 
 
+def test_profile_with_a_constraint_that_is_none_stops_no_following(
+    domain: Callable[[], Domain], eventually: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    # Given a client of whom another program says that it watches what makes no sense
+    here = domain()
+    names = [f"flow{number}" for number in range(8)]
+    bob, seen = here.client("bob"), set[str]()
+    here.services.offer(client.PROFILE, {"client": "bob", "application": "heat", "constraint": "alpha >"})
+    for name in names:
+        bob.watch(name, "", _nobody)
+    # When somebody follows it, expect all that makes sense, and to be told once of the rest
+    here.client("anna").follow("bob", lambda event: seen.add(event.domain))
+    (followed,) = here._members[1]._followed.values()  # type: ignore[union-attr]  # anna
+    eventually(lambda: len(followed._kept) == 9)
+    for name in names:
+        here.publish(StructuredEvent(name, "Monitoring"), MONITORING)
+    eventually(lambda: seen == set(names))
+    followed._keep_up()
+    assert caplog.text.count("is not followed") == 1
+
+
+@pytest.mark.parametrize("ended", ["leave", "unwatch", "unfollow"])
+def test_listener_on_channels_that_overlap_may_end_them(
+    domain: Callable[[], Domain], eventually: Callable[..., Any], ended: str
+) -> None:
+    # Given a listener that has its client leave, or end what it watches or follows, while it is called over others
+    here, told, took = domain(), list[str](), list[float]()
+    anna = here.client("anna")
+
+    def listener(event: StructuredEvent) -> None:
+        told.append(event.name)
+        if event.name == "40":
+            eventually(lambda: len(anna._queue(listener)._changed._waiters) >= 2)  # type: ignore[attr-defined]
+            began = time.monotonic()
+            if ended == "leave":
+                anna.leave()
+            elif ended == "unfollow":
+                anna.unfollow("anna")
+            else:
+                for each in watched:
+                    anna.unwatch(each)
+            took.append(time.monotonic() - began)
+
+    watched = [anna.watch("heat", f"v > {number}", listener) for number in range(3)]
+    anna.follow("anna", listener)
+    (followed,) = anna._followed.values()
+    eventually(lambda: len(followed._kept) == 4)
+    # When it does so, expect that to wait for none of its other calls
+    for number in range(60):
+        here.publish(StructuredEvent("heat", "Monitoring", str(number), {"v": 5}), MONITORING)
+    eventually(lambda: took)
+    assert took[0] < 4.0
+    assert len(told) == len(set(told))
+
+
 def test_who_follows_sees_what_nobody_tells_of(
     domain: Callable[[], Domain], eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -410,6 +465,7 @@ def test_listener_on_channels_that_overlap_is_told_each_event_once(
 def test_what_a_listener_failed_on_comes_again_and_what_it_has_had_does_not() -> None:
     # Given a listener that fails once
     told: list[str] = []
+    consumed: list[str] = []
     failures = [ValueError("busy")]
 
     def listener(event: StructuredEvent) -> None:
@@ -422,11 +478,15 @@ def test_what_a_listener_failed_on_comes_again_and_what_it_has_had_does_not() ->
         return pack(Head("", "registration-a", number, 1.0, MONITORING, "1.0", metadata, 0), b"").unpacked()
 
     queue = ListenerQueue(listener)
+    one, two = (
+        ListenerChannel(queue, lambda obj, of=of: consumed.append(f"{of}{obj.platform.sequence}")) for of in "ab"
+    )
     with pytest.raises(ValueError, match="busy"):
-        queue.arrived(arrives(1))
-    # When the same comes by several channels, expect it told once
-    assert [queue.arrived(arrives(number)) for number in (1, 1, 2, 1, 2)] == [True, False, True, False, False]
-    assert told == ["1", "2"]
+        one.arrived(arrives(1))
+    # When the same comes by several channels, expect it told once, over the one by which it came first
+    for channel, number in ((one, 1), (two, 1), (two, 2), (one, 1), (one, 2)):
+        channel.arrived(arrives(number))
+    assert (told, consumed) == (["1", "2"], ["a1", "b2"])
 
 
 @pytest.mark.row("D-49")
