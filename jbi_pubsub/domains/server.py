@@ -39,7 +39,7 @@ from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from .proxy import TRADER, TRADER_TYPE, DomainEntry, OfferedType, TraderProxy
 from .registry import OfferRegistry, elsewhere
 from .services import refused_data
-from .trader import MATCHED, OFFERS_MOST, SEARCHED, Offer, OfferAnswer, OfferQuery, joined
+from .trader import MATCHED, OFFERS_MOST, SEARCHED, Offer, OfferAnswer, OfferQuery, joined, with_properties
 
 log = logging.getLogger("jbi_pubsub.domains")
 
@@ -123,6 +123,9 @@ class TraderServer:
         demand(self._access, caller, ("connect", NONE_IN_PARTICULAR))
         if self._has_asked(query.id):
             return OfferAnswer()
+        return with_properties(query, self._found(caller, msgspec.structs.replace(query, properties=None)))
+
+    def _found(self, caller: Caller, query: OfferQuery) -> OfferAnswer:
         until = time.monotonic() + query.timeout
         own = self._registry.trader.query(query, lambda item: self._may_know(caller, item))
         if not query.hops or query.follow == "local_only" or (own.offers and query.follow == "if_no_local"):

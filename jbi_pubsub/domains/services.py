@@ -13,7 +13,14 @@ from uuid import uuid4
 import msgspec
 
 from jbi_pubsub.core.config import Config, effective
-from jbi_pubsub.core.errors import AdapterStateError, ConfigurationError, EntryError, UnknownUidError, WireError
+from jbi_pubsub.core.errors import (
+    AdapterStateError,
+    ConfigurationError,
+    EntryError,
+    LookupNotFoundError,
+    UnknownUidError,
+    WireError,
+)
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlClient, ControlServer
 from jbi_pubsub.core.wire.endpoint import Caller, Endpoint
@@ -22,7 +29,7 @@ from jbi_pubsub.lookup.item import BOUNDS, ServiceItem, ServiceTemplate
 from .proxy import TRADER_TYPE, TraderProxy
 from .registry import OfferRegistry, elsewhere
 from .service_type import PropertyValue, ServiceType
-from .trader import TIMEOUT_MOST, Offer, OfferAnswer, OfferQuery, joined
+from .trader import TIMEOUT_MOST, Offer, OfferAnswer, OfferQuery, joined, with_properties
 
 log = logging.getLogger("jbi_pubsub.domains")
 
@@ -163,12 +170,18 @@ class Services:
     def query(self, query: OfferQuery) -> OfferAnswer:
         """The same with all that a query can say, and what may be missing. Raises as `find`."""
         self._watch(query.timeout)
+        return with_properties(query, self._found(msgspec.structs.replace(query, properties=None)))
+
+    def _found(self, query: OfferQuery) -> OfferAnswer:
         found = self._own.trader.query(query)
         if query.follow == "local_only" or (found.offers and query.follow == "if_no_local"):
             return found
         found = self._of_traders(query, found)
         if self._central is not None and (not found.offers or query.follow == "always"):
-            self._central.watch(query.timeout)
+            try:
+                self._central.watch(query.timeout)
+            except LookupNotFoundError as exc:
+                return msgspec.structs.replace(found, partial=(*found.partial, f"central registry: {exc}"[:200]))
             found = joined(query, [found, self._central.trader.query(query)])
         return found
 
@@ -228,16 +241,16 @@ class Services:
         self._own.watch(timeout)
 
     def _type(self, type_: ServiceType | str, timeout: float | None) -> ServiceType:
-        """The type that is meant. Raises UnknownUidError, TypeConflictError."""
+        """The type that is meant. Raises UnknownUidError, TypeConflictError, also of a supertype."""
         self._watch(self._seconds(timeout))
-        name = type_ if isinstance(type_, str) else type_.name
-        known = self._own.trader.type(name)
         if isinstance(type_, ServiceType):
-            if known is not None:
-                type_.check_same(known)
+            for each in type_.lineage:
+                if (others := self._own.trader.type(each.name)) is not None:
+                    each.check_same(others)
             return type_
+        known = self._own.trader.type(type_)
         if known is None:
-            raise UnknownUidError(f"no offer has service type {name[:80]}", hint="Give a ServiceType", uid=name[:80])
+            raise UnknownUidError(f"no offer has service type {type_[:80]}", hint="Give a ServiceType", uid=type_[:80])
         return known
 
     def _endpoint(self, calls: object | None) -> Endpoint | None:

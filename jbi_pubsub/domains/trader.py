@@ -139,7 +139,7 @@ class Trader:
             found = self._offers.get(offer_id)
         if found is None:
             raise UnknownUidError(f"no offer {offer_id[:80]}", uid=offer_id[:80])
-        return _shown(found, None)
+        return _shown(found)
 
     def types(self, is_permitted: Callable[[ServiceItem], bool] = lambda _: True) -> list[tuple[ServiceType, int]]:
         """Service types of the offers that whoever asks may know of, by name, and the number of these offers."""
@@ -172,7 +172,7 @@ class Trader:
         chosen = preference.ordered(found, lambda each: each.values)[: query.returned]
         if len(found) > len(chosen):
             partial.append(f"{len(found):,} offers match; {len(chosen):,} are returned")
-        return OfferAnswer(tuple(_shown(each, query.properties) for each in chosen), tuple(partial))
+        return with_properties(query, OfferAnswer(tuple(map(_shown, chosen)), tuple(partial)))
 
     def _candidates(self, query: OfferQuery, constraint: Constraint) -> Iterator[_Offered]:
         with self._lock:
@@ -185,9 +185,21 @@ class Trader:
         return (each for each in found if not query.exact_type or each.type.name == query.type)
 
 
+def with_properties(query: OfferQuery, answer: OfferAnswer) -> OfferAnswer:
+    """An answer with the values that are wanted alone; others order it until it is whole."""
+    if query.properties is None:
+        return answer
+    wanted = set(query.properties)
+    offers = (
+        msgspec.structs.replace(each, properties={k: v for k, v in each.properties.items() if k in wanted})
+        for each in answer.offers
+    )
+    return msgspec.structs.replace(answer, offers=tuple(offers))
+
+
 def joined(query: OfferQuery, answers: Sequence[OfferAnswer]) -> OfferAnswer:
-    """The offers of several answers, each once, in order of preference; of equal ones those of the first answer come
-    first."""
+    """The offers of several answers, each once, in order of preference, with all of their properties; of equal ones those
+    of the first answer come first."""
     every = {each.id: each for answer in reversed(answers) for each in reversed(answer.offers)}
     found = list(reversed(every.values()))
     chosen = Preference(query.preference).ordered(found, lambda each: each.properties)[: query.returned]
@@ -216,6 +228,5 @@ def _template(type_: ServiceType, equal: Mapping[str, PropertyValue]) -> EntryRe
     return EntryRep(type_.identity, tuple(texts))
 
 
-def _shown(offered_: _Offered, wanted: tuple[str, ...] | None) -> Offer:
-    values = offered_.values if wanted is None else {k: v for k, v in offered_.values.items() if k in wanted}
-    return Offer(offered_.item.service_id, offered_.type.name, offered_.item.proxy, dict(values))
+def _shown(offered_: _Offered) -> Offer:
+    return Offer(offered_.item.service_id, offered_.type.name, offered_.item.proxy, dict(offered_.values))

@@ -109,6 +109,18 @@ def test_what_is_wrong_with_an_offer_is_said(services: Callable[[], Services], e
     eventually(lambda: len(host.find("demo.Tasking")) == 2)
 
 
+def test_offer_whose_supertype_others_define_otherwise_is_refused(services: Callable[[], Services]) -> None:
+    # Given an offer; when somebody offers something of a subtype with another supertype of that name
+    host, user = services(), services()
+    offer = host.offer(TASKING, {"area": "north"})
+    other = ServiceType.of("demo.Tasking", "long area")
+    with pytest.raises(TypeConflictError, match=r"demo\.Tasking is offered"):
+        user.offer(ServiceType.of("demo.Imaging", "string lens", parent=other), {"area": 7})
+    # Expect nobody to stand in the way of the first one
+    host.withdraw(offer)
+    host.offer(TASKING, {"area": "north"})
+
+
 class Domain:
     """A domain with lookup service and trader."""
 
@@ -164,6 +176,7 @@ def test_traders_in_a_ring_are_each_asked_once_and_only_when_they_have_to_be(sta
     assert one.ask(trader, constraint="sensors == 3") == (["area3"], ())
     assert one.ask(trader, follow="always") == (["area1", "area2", "area3"], ())
     assert one.ask(trader, follow="always", preference="max sensors", returned=1)[0] == ["area3"]
+    assert one.ask(trader, follow="always", preference="max sensors", returned=1, properties=("area",))[0] == ["area3"]
     # and nobody beyond so many links, or when it is not wanted
     assert one.ask(trader, follow="local_only", constraint="sensors == 3") == ([], ())
     assert one.ask(trader, hops=0, follow="always") == (["area1"], ())
@@ -236,12 +249,26 @@ def test_services_of_all_domains_are_in_the_central_registry_as_long_as_they_are
     two.offer(TASKING, {"area": "south", "sensors": 2})
     every = OfferQuery("demo.Tasking", preference="max sensors", follow="always")
     eventually(lambda: [each.properties["area"] for each in two.query(every).offers] == ["south", "north"])
+    few = msgspec.structs.replace(every, preference="min sensors", properties=("area",), returned=1)
+    assert [each.properties for each in two.query(few).offers] == [{"area": "north"}]
     assert [each.properties["area"] for each in two.find("demo.Tasking")] == ["south"]
     # and nothing when it is withdrawn
     one.modify(offer, {"sensors": 5})
     eventually(lambda: two.find("demo.Tasking", "sensors == 5"))
     one.withdraw(offer)
     eventually(lambda: two.find("demo.Tasking", "area == 'north'") == [])
+
+
+@pytest.mark.row("D-04")
+def test_central_registry_that_is_down_costs_what_it_has_alone(stack: ExitStack) -> None:
+    # Given a domain whose central registry is down
+    services = _of_central(stack, 1, "127.0.0.1:1")
+    services.offer(TASKING, {"area": "north"})
+    # When somebody asks for all, expect what is here, and to be told what is missing
+    answer = services.query(OfferQuery("demo.Tasking", follow="always", timeout=0.5))
+    assert [each.properties["area"] for each in answer.offers] == ["north"]
+    assert any("central registry" in each for each in answer.partial)
+    assert services.find("demo.Tasking", "area == 'south'", timeout=0.5) == []
 
 
 def _of_central(stack: ExitStack, number: int, central: str) -> Services:
