@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from jbi_pubsub.core.cache import Cache
-from jbi_pubsub.core.errors import ConfigurationError
+from jbi_pubsub.core.errors import ConfigurationError, JbiError
 from jbi_pubsub.core.state import StateTable
 from jbi_pubsub.core.ticker import Job
 from jbi_pubsub.protocol.services import DELEGATE
@@ -110,11 +110,20 @@ class Application:
         self._job.start()
 
     def steer(self, parameter: str, *, set: Setter | None = None, get: Getter | None = None) -> None:  # noqa: A002  # the command's word
-        """Let clients set a parameter, or get it. These are called on a thread of the subscription, one at a time."""
+        """Let clients set a parameter, or get it. These are called on a thread of the subscription, one at a time. Raises
+        EntryError where the names of all are too long for an offer (TEXT_MOST)."""
         with self._lock:
+            before = self._parameters.get(parameter)
             self._parameters[parameter] = _Parameter(set, get)
             names = tuple(sorted(self._parameters))
-        self._domain.services.modify(self._offer, {"parameters": names})
+        try:
+            self._domain.services.modify(self._offer, {"parameters": names})
+        except JbiError:
+            with self._lock:
+                del self._parameters[parameter]
+                if before is not None:
+                    self._parameters[parameter] = before
+            raise
 
     def moved(self) -> None:
         """The channel is elsewhere: the offer refers to it. Raises WireError while it is away."""
@@ -188,7 +197,7 @@ class Application:
         name, value = str(command.body.get("parameter", "")), command.body.get("value")
         with self._lock:
             parameter = self._parameters.get(name)
-        known = ", ".join(self._parameters) or "none"
+            known = ", ".join(self._parameters)[:300] or "none"
         if parameter is None:
             raise ConfigurationError(f"no parameter {name[:80]!r} of {self.name}", hint=f"It has {known}")
         if command.name == "get" and parameter.get is not None:

@@ -34,8 +34,10 @@ from jbi_pubsub.lookup.entry import (
 
 PropertyValue = str | int | float | bool | tuple[str, ...]
 """Value of a property."""
-TEXT_MOST: Final = 1_024
-"""Characters of a string, and of a sequence with all of its members."""
+TEXT_MOST: Final = 32_768
+"""Characters of a string, and of a sequence with all of its members: as many as a query's constraint may have."""
+NAME_MOST: Final = 1_024
+"""Characters of a service type's name."""
 PROPERTY_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 _TYPE_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*([.:]+[A-Za-z][A-Za-z0-9_]*)*")
 _LONG: Final = 1 << 63
@@ -181,7 +183,7 @@ class ServiceType:
     """Entry class of its offers."""
 
     def __post_init__(self) -> None:
-        if len(self.name) > TEXT_MOST or not _TYPE_NAME.fullmatch(self.name):
+        if len(self.name) > NAME_MOST or not _TYPE_NAME.fullmatch(self.name):
             raise EntryError(f"no name of a service type: {self.name[:80]!r}", hint="Write one as discover.Application")
         if self.name.startswith("jbi."):
             raise EntryError(f"service type {self.name}: names that begin with jbi. are reserved", hint="Use your own")

@@ -23,7 +23,7 @@ from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.lookup.index import EntryIndex
 from jbi_pubsub.lookup.item import ServiceItem
 
-from .service_type import PropertyValue, ServiceType, offered
+from .service_type import NAME_MOST, PropertyValue, ServiceType, offered
 
 OFFERS_MOST: Final = 1_000
 """Offers that one query returns."""
@@ -31,7 +31,7 @@ SEARCHED: Final = 100_000
 MATCHED: Final = 10_000
 TIMEOUT_MOST: Final = 60.0
 """Seconds that a query may take."""
-Name = Annotated[str, msgspec.Meta(max_length=1_024)]
+Name = Annotated[str, msgspec.Meta(max_length=NAME_MOST)]
 
 
 class OfferQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
