@@ -67,11 +67,13 @@ class StructuredEvent:
         if not said:
             return None
         try:
+            if any(said.get(name) == 0 for name in ("priority", "timeout")):  # 0 is what an object has that says none
+                raise msgspec.ValidationError("0")
             return converted(list({**_UNSAID, **said}.values()), ObjectAttributes)
         except msgspec.ValidationError as exc:
             raise MetadataError(
                 f"event of {self.domain[:80]}: its qos is {said!r:.200}",
-                hint="priority is 1 (least) to 5, timeout seconds, reliable a truth value",
+                hint="priority is 1 (least) to 5, timeout seconds, more than 0, reliable a truth value",
             ) from exc
 
     @classmethod

@@ -115,6 +115,9 @@ def test_what_an_event_says_of_its_service_travels_with_it(linked: Callable[...,
     first = ObjectAttributes(2, 60.0, reliable=False)
     assert objects == {(None, 1), (first, 1), (ObjectAttributes(1), 1), (ObjectAttributes(1), 2)}
     # Expect what makes no sense to be refused where it is said
-    for wrong in ({"priority": 6}, {"priority": "high"}, {"timeout": -1}, {"timeout": True}, {"reliable": 1}):
+    for wrong in (
+        {"priority": 6}, {"priority": 0}, {"priority": "high"}, {"timeout": -1}, {"timeout": 0}, {"timeout": 0.0},
+        {"timeout": True}, {"reliable": 1},
+    ):  # fmt: skip
         with pytest.raises(MetadataError, match="qos"):
             one.publish(StructuredEvent("heat", "Monitoring", "running", {}, wrong), MONITORING)
