@@ -21,6 +21,7 @@ from jbi_pubsub.core.errors import (
     UnknownUidError,
     WireError,
 )
+from jbi_pubsub.core.values import converted
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlClient, ControlServer
 from jbi_pubsub.core.wire.endpoint import Caller, Endpoint
@@ -161,14 +162,18 @@ class Services:
     ) -> list[Offer]:  # fmt: skip
         """Offers of that service type, and of its subtypes, for which the constraint is true, at most so many, those
         first that are preferred; [] when there is none. Traders of other domains are asked when there is none here.
-        Raises PredicateError (with the position), LookupNotFoundError."""
+        Raises PredicateError (with the position), LookupNotFoundError, ConfigurationError (more than 1,000)."""
         name = type_ if isinstance(type_, str) else type_.name
-        seconds = min(self._seconds(timeout), TIMEOUT_MOST)
+        seconds = min(max(0.001, self._seconds(timeout)), TIMEOUT_MOST)  # 0: nobody waits
         asked = OfferQuery(name, constraint, preference, returned=most, timeout=seconds)
         return list(self.query(asked).offers)
 
     def query(self, query: OfferQuery) -> OfferAnswer:
         """The same with all that a query can say, and what may be missing. Raises as `find`."""
+        try:
+            converted(msgspec.structs.asdict(query), OfferQuery)
+        except msgspec.ValidationError as exc:  # other traders would refuse it
+            raise ConfigurationError(f"query of {query.type[:80]}: {exc}", hint="OfferQuery has the bounds") from exc
         self._watch(query.timeout)
         return with_properties(query, self._found(msgspec.structs.replace(query, properties=None)))
 

@@ -198,8 +198,8 @@ def with_properties(query: OfferQuery, answer: OfferAnswer) -> OfferAnswer:
 
 
 def joined(query: OfferQuery, answers: Sequence[OfferAnswer]) -> OfferAnswer:
-    """The offers of several answers, each once, in order of preference, with all of their properties; of equal ones those
-    of the first answer come first."""
+    """The offers of several answers, with all of their properties, each once, in order of preference; of equal ones
+    those of the first answer come first."""
     every = {each.id: each for answer in reversed(answers) for each in reversed(answer.offers)}
     found = list(reversed(every.values()))
     chosen = Preference(query.preference).ordered(found, lambda each: each.properties)[: query.returned]

@@ -104,6 +104,9 @@ def test_what_is_wrong_with_an_offer_is_said(services: Callable[[], Services], e
         user.withdraw(offer)
     with pytest.raises(PredicateError, match="position 6"):
         user.find("demo.Tasking", "area = 'north'")
+    for most in (-1, 1_001):
+        with pytest.raises(ConfigurationError, match="query of demo"):
+            user.find("demo.Tasking", most=most)
     # and one may be of a type that is known from others
     user.offer("demo.Tasking", {"area": "south"})
     eventually(lambda: len(host.find("demo.Tasking")) == 2)
