@@ -103,6 +103,7 @@ class Application:
     def start(self, categories: tuple[str, ...]) -> None:
         """Be found by clients of these categories, () for all, and tell. Raises as Services.offer, and WireError while
         the channel is away."""
+        self._domain.announce(StructuredEvent(self.name, "Monitoring"), MONITORING)
         said: dict[str, PropertyValue] = {"domain": self._domain.number, "name": self.name, "parameters": ()}
         if categories:
             said["categories"] = categories
@@ -110,8 +111,8 @@ class Application:
         self._job.start()
 
     def steer(self, parameter: str, *, set: Setter | None = None, get: Getter | None = None) -> None:  # noqa: A002  # the command's word
-        """Let clients set a parameter, or get it. These are called on a thread of the subscription, one at a time. Raises
-        EntryError where the names of all are too long for an offer (TEXT_MOST)."""
+        """Let clients set a parameter, or get it. These are called on a thread of the subscription, one at a time.
+        Raises EntryError where the names of all are too long for an offer (TEXT_MOST)."""
         with self._lock:
             before = self._parameters.get(parameter)
             self._parameters[parameter] = _Parameter(set, get)
@@ -166,7 +167,9 @@ class Application:
         return self._due - now
 
     def _obey(self, command: StructuredEvent) -> None:
-        """A steering command; whoever gave it gets an answer with its id."""
+        """A steering command; whoever gave it gets an answer with its id. One may be for another of this name."""
+        if command.body.get("offer", self._offer) != self._offer:
+            return
         client, said = command.body.get("client"), {"id": command.body.get("id", ""), "application": self.name}
         if not isinstance(client, str) or not client:
             log.warning("application %s: a command without a sender is ignored", self.name)

@@ -118,6 +118,10 @@ class DomainChannel(Protocol):
         """Publish an event; the object's id."""
         ...
 
+    def announce(self, event: StructuredEvent, type_: str) -> object:
+        """Be let publish events like it."""
+        ...
+
     def listen(
         self, type_: str, constraint: str, listener: ObjectListener, *, durable: str | None = None
     ) -> SubscriptionUid:

@@ -19,6 +19,7 @@ from jbi_pubsub.core.errors import (
     BackPressureError,
     ConfigurationError,
     JbiError,
+    LookupNotFoundError,
     PredicateError,
     UnknownUidError,
     WireError,
@@ -48,6 +49,8 @@ WAITING_MOST: Final = 1_000
 """Commands of a client that wait for an answer."""
 SAID_AGAIN: Final = 1.0
 """Seconds after which a command without an answer is said again, then twice as long, and so on."""
+GONE_SECONDS: Final = 1.0
+"""To ask whether an application that does not answer is still there."""
 AGAIN_SECONDS: Final = 5.0
 """Between two looks at what somebody in another domain watches: nobody tells of offers there."""
 
@@ -122,38 +125,41 @@ class Client:
         interest.end()
 
     def set(self, application: Offer | str, parameter: str, value: PropertyValue, timeout: float = 10.0) -> None:
-        """Set a parameter. Raises ConfigurationError with what the application says, WireTimeoutError, UnknownUidError
-        when it is gone, AccessDeniedError."""
-        self._command(_name(application), "set", {"parameter": parameter, "value": value}, timeout)
+        """Set a parameter: of the application that is offered so, or of all that have the name. Raises
+        ConfigurationError with what the application says, WireTimeoutError when there is no answer so many seconds
+        after the channel has taken the command, UnknownUidError when it is gone, AccessDeniedError."""
+        self._command(application, "set", {"parameter": parameter, "value": value}, timeout)
 
     def get(self, application: Offer | str, parameter: str, timeout: float = 10.0) -> PropertyValue | None:
         """The value of a parameter. Raises as `set`."""
-        return self._command(_name(application), "get", {"parameter": parameter}, timeout)
+        return self._command(application, "get", {"parameter": parameter}, timeout)
 
     def pause(self, application: Offer | str, timeout: float = 10.0) -> None:
         """Have it pause. Raises as `set`."""
-        self._command(_name(application), "pause", {}, timeout)
+        self._command(application, "pause", {}, timeout)
 
     def resume(self, application: Offer | str, timeout: float = 10.0) -> None:
         """Have it go on. Raises as `set`."""
-        self._command(_name(application), "resume", {}, timeout)
+        self._command(application, "resume", {}, timeout)
 
     def _command(
-        self, application: str, name: str, body: dict[str, PropertyValue], timeout: float
+        self, application: Offer | str, name: str, body: dict[str, PropertyValue], timeout: float
     ) -> PropertyValue | None:
-        waiting, command_id = _Command(), uuid4().hex
+        waiting, command_id, to = _Command(), uuid4().hex, _name(application)
         with self._lock:
             if len(self._waiting) >= WAITING_MOST:
                 raise AdapterStateError(f"{WAITING_MOST:,} commands of {self.name} wait for an answer")
             self._waiting[command_id] = waiting
         try:
             said: dict[str, PropertyValue] = {**body, "id": command_id, "client": self.name}
+            if not isinstance(application, str):
+                said["offer"] = application.id
             end, pause = time.monotonic() + timeout, SAID_AGAIN
-            self._domain.publish(StructuredEvent(application, "Steering", name, said), STEERING)
+            self._domain.publish(StructuredEvent(to, "Steering", name, said), STEERING)
             # the way there, or back, may have been made by it: a bridge carries what is wanted from then on
             while not waiting.answered.wait(min(pause, left := max(0.0, end - time.monotonic()))) and left > pause:
                 with suppress(BackPressureError, WireError):  # the answer may come all the same
-                    again = StructuredEvent(application, "Steering", name, said | {"again": True})
+                    again = StructuredEvent(to, "Steering", name, said | {"again": True})
                     self._domain.publish(again, STEERING)
                 pause *= 2
         finally:
@@ -161,12 +167,23 @@ class Client:
                 del self._waiting[command_id]
         answer = waiting.answer
         if answer is None:
-            if not self.find(f"name == {quoted(application)}"):
-                raise UnknownUidError(f"application {application[:80]} is not there", uid=application[:80])
-            raise WireTimeoutError(f"application {application[:80]} did not answer in {timeout:.3g} s")
+            if self._is_gone(application):
+                raise UnknownUidError(f"application {to[:80]} is not there", hint="Find it again", uid=to[:80])
+            raise WireTimeoutError(f"application {to[:80]} did not answer in {timeout:.3g} s")
         if answer.body.get("done") is not True:
-            raise ConfigurationError(f"{application[:80]}: {answer.body.get('why', 'refused')}")
+            raise ConfigurationError(f"{to[:80]}: {answer.body.get('why', 'refused')}")
         return answer.body.get("value")
+
+    def _is_gone(self, application: Offer | str) -> bool:
+        """Whether nobody offers it any more; False where not all say so within GONE_SECONDS."""
+        named = f"name == {quoted(_name(application))}"
+        asked = OfferQuery(APPLICATION.name, named, follow="always", timeout=GONE_SECONDS)
+        try:
+            found = self._domain.services.query(asked)
+        except LookupNotFoundError:
+            return False
+        there = any(isinstance(application, str) or each.id == application.id for each in found.offers)
+        return not there and not found.partial
 
     def _answered(self, event: StructuredEvent) -> None:
         with self._lock:
@@ -230,8 +247,8 @@ class Client:
         kind: Literal["produced", "consumed"] = "produced",
     ) -> Iterator[StructuredEvent]:
         """Events between these times, as archives have them: "produced": its commands, then what it said to others;
-        "consumed": those that its listeners had then. Each in the order of time. Raises UnknownUidError where nobody
-        archives these types."""
+        "consumed": those that its listeners had then. Each in the order of time; of what was consumed in about a second
+        that of one watch is together. Raises UnknownUidError where nobody archives these types."""
         if kind == "consumed":
             yield from consumed(self._domain, self.name, since, until)
             return
@@ -306,7 +323,7 @@ class _Followed:
         self._kept: dict[tuple[str, str], SubscriptionUid] = {}
         """Subscriptions; the job's, and at last those of who stops it: whoever takes one out ends it."""
         self._refused: set[tuple[str, str]] = set()
-        """Of what it watches what can't be followed."""
+        """Parts of what it watches that can't be followed."""
         self._job = Job(f"follow {client[:40]}", AGAIN_SECONDS, self._keep_up, slow=True)
         self._unwatch: Callable[[], None] = lambda: None
 

@@ -11,6 +11,7 @@ from typing import Final, Self
 
 from jbi_pubsub.core.config import Config, effective
 from jbi_pubsub.core.errors import AdapterStateError, ConfigurationError, JbiError
+from jbi_pubsub.core.info_object import ObjectAttributes
 from jbi_pubsub.core.quality import Wish
 from jbi_pubsub.core.section import YEAR
 from jbi_pubsub.core.wire import ServiceRef
@@ -142,7 +143,10 @@ class Domain:
     ) -> Client:
         """A client of this process; `heard` is told what others say to it, or to groups that it joins. `journal`: file
         in which it remembers what it has had, so that it may go on in another domain; made if it is not there. Raises
-        LookupNotFoundError, AccessDeniedError, AdapterStateError, StorageError (another process has it open)."""
+        LookupNotFoundError, AccessDeniedError, AdapterStateError, ConfigurationError (no name), StorageError (another
+        process has it open)."""
+        if not name:
+            raise ConfigurationError("a client without a name", hint="Give it one, by which others talk to it")
         kept = None if journal is None else ClientJournal(Path(journal), name)
         with ExitStack() as undo:
             if kept is not None:
@@ -157,6 +161,16 @@ class Domain:
         """Publish an event of one of the three types; the object's id. Events of a domain and type keep their order,
         but for those of another priority. Raises MetadataError, AccessDeniedError, BackPressureError, WireError."""
         metadata, said = event.metadata(), event.attributes()
+        registration = self._registration(event, type_, metadata, said)
+        return self._publisher.publish(registration, metadata, event.remainder or None, attributes=said)
+
+    def announce(self, event: StructuredEvent, type_: str) -> RegistrationUid:
+        """Be let publish events like it; the registration, by which the first one goes. Raises as `publish`."""
+        return self._registration(event, type_, event.metadata(), event.attributes())
+
+    def _registration(
+        self, event: StructuredEvent, type_: str, metadata: bytes, said: ObjectAttributes | None
+    ) -> RegistrationUid:
         priority, reliable = (said.priority, said.reliable) if said is not None else (0, True)
         key = type_, event.domain, event.type, priority, reliable
         with self._registering:  # or two would register the same
@@ -171,7 +185,7 @@ class Domain:
             ended = [self._registrations.pop(each) for each in gone]
         for each in ended:
             self._publisher.unregister_publisher(each)
-        return self._publisher.publish(registration, metadata, event.remainder or None, attributes=said)
+        return registration
 
     def listen(
         self, type_: str, constraint: str, listener: ObjectListener, *, durable: str | None = None

@@ -176,6 +176,11 @@ def test_application_without_a_name_or_a_period_is_refused(
         domain().application(name, dict, period=period)
 
 
+def test_client_without_a_name_is_refused(domain: Callable[[], Domain]) -> None:
+    with pytest.raises(ConfigurationError, match="without a name"):
+        domain().client("")
+
+
 @pytest.mark.row("D-45")
 def test_applications_of_one_channel_get_their_own_commands(domain: Callable[[], Domain]) -> None:
     here = domain()

@@ -102,6 +102,10 @@ def test_who_has_a_role_gets_in_and_may_do_what_it_says(
     # the senior to steer
     bob.set("heat", "alpha", 0.2)
     assert seen.wait(60.0)
+    # and nobody who is none to be an application
+    with pytest.raises(AccessDeniedError, match=r"may not publish discover\.Monitoring"):
+        login("anna").application("flow", dict)
+    assert bob.find("name == 'flow'") == []
     # and both to talk
     anna.talk("bob", "look")
     assert heard.wait(60.0)

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from jbi_pubsub import Domain
-from jbi_pubsub.core.errors import ConfigurationError, EntryError
+from jbi_pubsub.core.errors import ConfigurationError, EntryError, UnknownUidError, WireTimeoutError
+from jbi_pubsub.domains import client
+from jbi_pubsub.domains.trader import OfferAnswer, OfferQuery
 
 
 def test_application_has_a_thousand_parameters_and_is_watched_by_a_long_constraint(
@@ -35,3 +37,40 @@ def test_application_has_a_thousand_parameters_and_is_watched_by_a_long_constrai
     # and events to come by a constraint of many words
     anna.watch("reservoir", " or ".join(f"step == {number}" for number in range(200)), seen.append)
     eventually(lambda: seen)
+
+
+@pytest.mark.row("D-45")
+def test_command_to_the_application_that_was_found_goes_to_that_one_alone(domain: Callable[[], Domain]) -> None:
+    # Given two applications of one name
+    first, second, had = domain(), domain(), list[str]()
+    for number, each in enumerate((first, second), 1):
+        made = each.application("heat", dict, categories=(f"c{number}",))
+        made.steer("alpha", set=lambda value, of=number: had.append(f"{value} of {of}"), get=lambda of=number: of)  # type: ignore[misc]
+    anna = first.client("anna")
+    one, two = (anna.find(f"'c{number}' in categories")[0] for number in (1, 2))
+    # When a client commands what it has found, expect that one to obey
+    anna.set(one, "alpha", 0.1)
+    anna.set(two, "alpha", 0.2)
+    assert [anna.get(each, "alpha") for each in (one, two, one)] == [1, 2, 1]
+    assert had == ["0.1 of 1", "0.2 of 2"]
+    # and whoever is gone to be so, though another one has the name
+    second.close()
+    with pytest.raises(UnknownUidError, match="is not there"):
+        anna.get(two, "alpha", timeout=0.3)
+
+
+def test_command_without_an_answer_waits_for_no_trader(
+    domain: Callable[[], Domain], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a domain whose trader hangs
+    here, asked = domain(), list[float]()
+
+    def hangs(query: OfferQuery) -> OfferAnswer:
+        asked.append(query.timeout)
+        return OfferAnswer((), ("trader at 10.0.0.7:4160 did not answer in time",))
+
+    monkeypatch.setattr(here.services, "query", hangs)
+    # When a command is not answered, expect it to be asked for a moment, and the application perhaps to be there
+    with pytest.raises(WireTimeoutError, match="did not answer"):
+        here.client("anna").get("heat", "alpha", timeout=0.1)
+    assert asked == [client.GONE_SECONDS]
