@@ -21,6 +21,7 @@ from typing import Any, Final, TypeVar
 
 from jbi_pubsub.codegen.model import ValueType
 from jbi_pubsub.core.errors import EntryError
+from jbi_pubsub.core.xml import NAME_LETTER, NAME_START
 from jbi_pubsub.lookup.entry import canonical
 
 MAX_VALUE_CHARS: Final = 8_192
@@ -59,16 +60,11 @@ _GREGORIAN: Final = {
     "gMonthDay": re.compile(r"(--(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01]))" + _ZONE, re.ASCII),
     "gDay": re.compile(r"(---(?:0[1-9]|[12]\d|3[01]))" + _ZONE, re.ASCII),
 }
-_START: Final = (
-    r"A-Z_a-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u02ff\u0370-\u037d\u037f-\u1fff\u200c\u200d\u2070-\u218f\u2c00-\u2fef"
-    r"\u3001-\ud7ff\uf900-\ufdcf\ufdf0-\ufffd\U00010000-\U000effff"
-)
-_LETTER: Final = _START + r"0-9.\-\u00b7\u0300-\u036f\u203f\u2040"  # XML 1.0, section 2.3, without the colon
-_NAME: Final = rf"[{_START}][{_LETTER}]*"
+_NAME: Final = rf"[{NAME_START}][{NAME_LETTER}]*"
 _STRINGS: Final = {
     "language": re.compile(r"[a-zA-Z]{1,8}(-[a-zA-Z0-9]{1,8})*"),
-    "Name": re.compile(rf"[:{_START}][:{_LETTER}]*"),
-    "NMTOKEN": re.compile(rf"[:{_LETTER}]+"),
+    "Name": re.compile(rf"[:{NAME_START}][:{NAME_LETTER}]*"),
+    "NMTOKEN": re.compile(rf"[:{NAME_LETTER}]+"),
     "NCName": re.compile(_NAME),
     "ID": re.compile(_NAME),
     "IDREF": re.compile(_NAME),

@@ -9,7 +9,6 @@ bring or take objects PausedSequenceException, and has changed nothing.
 from __future__ import annotations
 
 import enum
-import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ from jbi_pubsub.core.errors import (
     UnknownUidError,
 )
 from jbi_pubsub.core.info_object import LossNotice, TypeName
-from jbi_pubsub.core.xpath import compile_predicate
+from jbi_pubsub.core.xpath import compile_predicate, narrowing
 from jbi_pubsub.publisher import DelegateUid, PublisherAdapterLight
 from jbi_pubsub.subscriber import SubscriberAdapter, SubscriptionUid
 
@@ -46,8 +45,6 @@ MS_MOST: Final = 31_536_000
 """To wait for an object: some 9 hours."""
 LOOK_SECONDS: Final = 1.0
 """Within which who waits for an object is told that the rules do not allow it."""
-_NAME: Final = re.compile(r"([A-Za-z_][\w.-]*)(:(?!:))?")
-"""A name, and whether it is a prefix. Each is looked at once: of a long one not what it ends with as well."""
 
 _claiming: Final = threading.Lock()
 """Covers that of two sequences one has a durable name."""
@@ -474,9 +471,7 @@ class SubscriberSequence(InfoObjectSequence):
 
 def check_predicate(expression: str) -> None:
     """Whatever its prefixes stand for, which is said when it is used. Raises InvalidPredicateException."""
-    compile_predicate(
-        expression, namespaces=dict.fromkeys((name for name, colon in _NAME.findall(expression) if colon), "urn:any")
-    )
+    compile_predicate(expression, namespaces=dict.fromkeys(narrowing.prefixes_of(expression), "urn:any"))
 
 
 def prefixes_of(prefixes: Mapping[str, str]) -> bindings.NamespacePrefixesAttribute:

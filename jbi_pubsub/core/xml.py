@@ -60,6 +60,14 @@ _UTF8: Final = re.compile(rb"""encoding\s*=\s*["']utf-8["']""", re.IGNORECASE)
 NO_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that no XML document may have (XML 1.0, section 2.2)."""
 
+NAME_START: Final = (
+    r"A-Z_a-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u02ff\u0370-\u037d\u037f-\u1fff\u200c\u200d\u2070-\u218f\u2c00-\u2fef"
+    r"\u3001-\ud7ff\uf900-\ufdcf\ufdf0-\ufffd\U00010000-\U000effff"
+)
+NAME_LETTER: Final = NAME_START + r"0-9.\u00b7\u0300-\u036f\u203f\u2040\-"
+"""Characters that a name begins with, and has, in the brackets of a pattern (XML 1.0, section 2.3, without the colon).
+The hyphen is the last. Python's `\\w` has no combining marks, as names in Hindi, Thai and Hebrew do."""
+
 XSD: Final = "http://www.w3.org/2001/XMLSchema"
 """The namespace of XML Schema."""
 

@@ -257,6 +257,13 @@ def test_a_prefix_that_nobody_has_said_is_told_when_the_sequence_opens(connectio
     sequence.activateSequence()
 
 
+def test_a_prefix_may_be_any_name_of_xml(connection: Connection, predicate: Any) -> None:
+    sequence = connection.createSubscriberSequence("t", "1.0")
+    sequence.setSequencePredicate(predicate("//é:a[कि:b='c:d' and child::e]"))
+    sequence.setNamespacePrefixes({"é": "urn:1", "कि": "urn:2"})
+    sequence.activateSequence()
+
+
 def test_one_sequence_opened_and_destroyed_by_many_threads_is_opened_once_and_left_closed(
     connection: Connection, node: Any
 ) -> None:

@@ -16,6 +16,7 @@ import jbi_pubsub.core.xpath.predicate as predicate_module
 from jbi_pubsub.core.errors import PredicateError
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.core.xpath import PredicateIndex, compile_filter, compile_predicate, register_language
+from jbi_pubsub.core.xpath.language.analysis import skeleton
 from jbi_pubsub.core.xpath.language.grammar import FUNCTIONS, MAX_LENGTH, MAX_NESTING
 from jbi_pubsub.core.xpath.language.number import number
 
@@ -173,6 +174,20 @@ class TestTruth:
         assert not both("/m/a=1", '<m xmlns="urn:x"><a>1</a></m>')
         assert both("/x:m/x:a=1", '<m xmlns="urn:x"><a>1</a></m>', x="urn:x")
         assert both("/m/@xml:lang='en'", '<m xml:lang="en"/>')
+
+    @pytest.mark.parametrize("name", ["\u00e9t\u00e9", "e\u0301te\u0301", "नाम", "ชื่อ", "নাম", "שֵׁם", "क्"])
+    def test_names_have_the_characters_of_xml_in_any_script(self, name: str) -> None:
+        # Given names with combining marks; Expect them to be taken, as prefixes too, and in filters
+        source = f"<m><{name}1>5</{name}1><{name}2 {name}='6'/></m>"
+        assert both(f"/m/{name}1 = 5 and /m/{name}2/@{name} > 5", source)
+        assert both(f"//{name}:a - 1 = 4", "<m xmlns:x='urn:1'><x:a>5</x:a></m>", **{name: "urn:1"})
+        assert compile_filter(f"//{name}1").expression == f"//{name}1"
+        # Expect a digit behind a mark to be the name's, and no constant in which predicates of one form differ
+        index: PredicateIndex[int] = PredicateIndex()
+        for digit in (1, 2, 3):
+            index.add(digit, compile_predicate(f"/m/{name}{digit}"))
+        assert sorted(index.match(parse_metadata(source.encode()))) == [1, 2]
+        assert skeleton(f"/m/{name}1 = 5")[1] == ["5"]
 
     def test_the_same_expression_differs_by_its_namespaces(self) -> None:
         source = '<m xmlns="urn:x"><a>1</a></m>'

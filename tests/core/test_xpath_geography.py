@@ -139,3 +139,5 @@ def test_a_location_that_is_no_path_is_refused(name: str, path: str) -> None:
 def test_a_location_may_have_prefixes_and_conditions() -> None:
     where = bbox(1, 1, 2, 2, location="/c:m/c:at[@kind='a:b']", lat="c:lat", latord="@ns")
     assert compile_predicate(where, namespaces={"c": "urn:c"}).expression == where
+    marked = bbox(1, 1, 2, 2, location="/कि:नाम", lat="कि:शब्द")
+    assert compile_predicate(marked, namespaces={"कि": "urn:c"}).expression == marked

@@ -11,17 +11,16 @@ Rules (the paper's Kabul predicate, section 2.3.2, carried to every rectangle):
 from __future__ import annotations
 
 import math
-import re
 from decimal import Decimal
 from typing import Final
 
 from jbi_pubsub.core.arguments import checked
 from jbi_pubsub.core.errors import PredicateError
 from jbi_pubsub.core.xpath.language.grammar import PATHS, parse
+from jbi_pubsub.core.xpath.narrowing import prefixes_of
 
 _POLE: Final = 90.0
 _HALF_CIRCLE: Final = 180.0
-_PREFIX: Final = re.compile(r"([^\W\d][\w.\-]*):(?!:)")
 
 
 @checked
@@ -99,7 +98,7 @@ def _either(sectors: list[str]) -> str:
 def _check_path(location: str, name: str, step: str) -> None:
     """Raises PredicateError unless `location` is one path, and goes on with `step` as one."""
     for argument, given, text in (("location", location, location), (name, step, f"{location}/{step}")):
-        spaces = dict.fromkeys(_PREFIX.findall(text), "urn:any")  # bound where the predicate is registered
+        spaces = dict.fromkeys(prefixes_of(text), "urn:any")  # bound where the predicate is registered
         if not given.strip() or not isinstance(parse(text, spaces, argument).tree, PATHS):
             raise PredicateError(
                 f"{argument} is {given!r}, which is not a path",

@@ -53,6 +53,12 @@ def narrowed(predicate: Predicate | None, where: Condition) -> Predicate:
     return predicate.under(both, f"{where[0]} {where[1]}")
 
 
+def prefixes_of(expression: str) -> set[str]:
+    """Prefixes in an expression, whatever they are bound to."""
+    names = (token[2].partition(":") for token in TOKEN.findall(expression))
+    return {prefix for prefix, colon, _ in names if colon}
+
+
 def _other_than(taken: set[str], prefix: str) -> str:
     return next(name for number in range(2, len(taken) + 3) if (name := f"{prefix}-{number}") not in taken)
 

@@ -21,6 +21,8 @@ from typing import Final
 
 import msgspec
 
+from jbi_pubsub.core.xml import NAME_LETTER
+
 from .conditions import (
     CONTAINS,
     EQUAL,
@@ -572,8 +574,10 @@ def _named(expression: Expression) -> str:
     return {Filter: "a filtered expression", Negate: "the operator -"}.get(type(expression), "a constant")
 
 
+_NO_HYPHEN: Final = NAME_LETTER.removesuffix(r"\-")
 _HOLE: Final = re.compile(
-    r"(\"[^\"]*\"|'[^']*'|(?<![\w.\u00b7:])(?<![\w.\-\u00b7]-)(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?![\w.\u00b7]))"
+    r"(\"[^\"]*\"|'[^']*'"
+    rf"|(?=[0-9.])(?<![{_NO_HYPHEN}:])(?<![{NAME_LETTER}]-)(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?![{_NO_HYPHEN}]))"
 )
 
 

@@ -18,6 +18,7 @@ from typing import Final
 import msgspec
 
 from jbi_pubsub.core.errors import PredicateError
+from jbi_pubsub.core.xml import NAME_LETTER, NAME_START
 
 MAX_LENGTH: Final = 8192
 """Characters of an expression. The paper's rectangle has 340; protects parse time and memory."""
@@ -30,7 +31,7 @@ MAX_JOINED: Final = 8
 memory; time is bounded by cost.py."""
 
 _BLANKS: Final = " \t\r\n"
-_NAME: Final = r"[^\W\d][\w.\-\u00b7]*"
+_NAME: Final = rf"[{NAME_START}][{NAME_LETTER}]*"
 TOKEN: Final = re.compile(
     r"((?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]*)?)"  # number
     r"|(\"[^\"]*\"|'[^']*')"  # literal
