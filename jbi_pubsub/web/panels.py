@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -18,6 +19,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from jbi_pubsub.capi import (
+    CapiException,
     Connection,
     ConnectionManager,
     InfoObject,
@@ -357,7 +359,8 @@ class _StateCallback:
 
 def run(panels: Panels, script: Script, stop: threading.Event, look: Callable[[], None] = lambda: None) -> list[str]:
     """Connect, open publishers and subscribers, publish, wait for what is expected, ask, and leave; what is not as the
-    script expects, in words. `look` is called while it waits; `stop` ends it. Raises CapiException."""
+    script expects, in words, with what has failed on the way. `look` is called while it waits; `stop` ends it. Raises
+    CapiException when it can't connect."""
     deadline = time.monotonic() + script.timeout
     failures: list[str] = []
 
@@ -372,32 +375,50 @@ def run(panels: Panels, script: Script, stop: threading.Event, look: Callable[[]
         return True
 
     panels.connect(script.connection)
+    expected: dict[str, int | None] = {}
+    is_late = False
     try:
-        names = [panels.add(each) for each in script.publisher]
-        hearing = {panels.add(each): each for each in script.subscriber}
-        for name in names:
-            panels.start(name)
-        in_time = wait_while(panels.is_busy) and wait_while(lambda: not _is_heard(panels, hearing, script.quiet_ms))
-        asking = {panels.add(each): each for each in script.query} if in_time else {}
-        for name in asking:
-            panels.start(name)
-        in_time = wait_while(panels.is_busy) and in_time
+        with _noting(failures):
+            names = [panels.add(each) for each in script.publisher]
+            hearing = {panels.add(each): each for each in script.subscriber}
+            expected |= {name: each.expect for name, each in hearing.items()}
+            for name in names:
+                panels.start(name)
+            is_late = not (
+                wait_while(panels.is_busy) and wait_while(lambda: not _is_heard(panels, hearing, script.quiet_ms))
+            )
+            asking = {panels.add(each): each for each in script.query} if not is_late else {}
+            expected |= {name: each.expect for name, each in asking.items()}
+            for name in asking:
+                panels.start(name)
+            is_late = not wait_while(panels.is_busy) or is_late
     finally:
-        panels.disconnect()
-    if not in_time:
+        with _noting(failures):
+            panels.disconnect()
+    if is_late:
         failures.append("it was interrupted" if stop.is_set() else f"it was not done within {script.timeout:g} s")
-    counts = panels.counts()
-    expected = {name: each.expect for name, each in hearing.items()} | {n: each.expect for n, each in asking.items()}
+    return [*failures, *_unexpected(panels.counts(), expected)]
+
+
+@contextmanager
+def _noting(failures: list[str]) -> Iterator[None]:
+    """Note what is raised by the node and its connection: what was counted until then is told all the same."""
+    try:
+        yield
+    except CapiException as exc:
+        failures.append(str(exc))
+
+
+def _unexpected(counts: Mapping[str, Mapping[str, int]], expected: Mapping[str, int | None]) -> Iterator[str]:
     for name, expect in expected.items():
         came = counts[name].get("received", 0) + counts[name].get("result", 0)
         if expect is not None and came != expect:
-            failures.append(f"{name}: {came} objects came, {expect} were expected")
+            yield f"{name}: {came} objects came, {expect} were expected"
     for name, count in counts.items():
         if count.get("refused"):
-            failures.append(f"{name}: {count['refused']} objects were refused")
+            yield f"{name}: {count['refused']} objects were refused"
         if count.get("failed"):
-            failures.append(f"{name}: the query failed")
-    return failures
+            yield f"{name}: the query failed"
 
 
 def _is_heard(panels: Panels, hearing: Mapping[str, SubscriberPanel], quiet_ms: int) -> bool:

@@ -7,6 +7,7 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -239,6 +240,38 @@ def test_a_script_that_is_not_as_it_expects_says_so(service: NodeService) -> Non
         script, subscriber=(SubscriberPanel(type="report", name="s", expect=0),), timeout=20.0
     )
     assert run(Panels(of(service)), few, threading.Event()) == ["s: 1 objects came, 0 were expected"]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("expect", [40, None], ids=["while it waits", "before it asks"])
+def test_a_script_whose_node_dies_tells_what_it_has_counted(
+    expect: int | None, settings: Config, start: Callable[..., Any], tmp_path: Path
+) -> None:
+    # Given a node as a process, and a script that publishes, and asks in the end
+    flags = ("--no-multicast", "--set", "lookup.port=0", "--set", "archive.workers=0", "--set", "archive.reserve=0")
+    process = start(*flags, "node", "start", "--folder", str(tmp_path / "n"), "--name", "mortal", "--json")
+    lookup = msgspec.structs.replace(settings.lookup, locators=(process.fact()["lookup"],))
+    queue = msgspec.structs.replace(settings.queue, publish_seconds=1.0)
+    made = Panels(msgspec.structs.replace(settings, lookup=lookup, queue=queue))
+    script = Script(
+        publisher=(PublisherPanel(type="report", metadata=REPORT, valid=False, name="p", count=40, delay_ms=20),),
+        subscriber=(SubscriberPanel(type="report", name="s", expect=expect),),
+        query=(QueryPanel(type="report", name="q", expect=40),),
+        timeout=4.0,
+    )
+
+    def kill() -> None:
+        if made.total("received") >= 3:
+            with suppress(ProcessLookupError):  # it is dead
+                process.signal(signal.SIGKILL)
+
+    # When it dies in the middle
+    failures = run(made, script, threading.Event(), kill)
+    # Expect what was counted, a word of what was lost, and of what did not come
+    assert made.counts()["p"]["published"] >= 3
+    assert any(each.endswith("they are lost") for each in failures), failures
+    unmet = "s: {} objects came" if expect is not None else "q: 0 objects came"
+    assert any(each.startswith(unmet.format(made.counts()["s"]["received"])) for each in failures), failures
 
 
 @pytest.mark.processes
