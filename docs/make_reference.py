@@ -198,6 +198,8 @@ LOSSES: Final = """\
 
 This page lists the causes of losses. An object that matched a subscription and was not delivered is counted under exactly
 one cause: in the subscription (`subscriber.losses(uid)`), in the server's `status`, and in the metric `jbi_lost_total`.
+The subscriber's process alone finds `bad_signature`, `invalid`, `late`, `listener_failed`, `delegate_dead` and
+`other_archive`: the subscription counts them, and at the server these objects are delivered.
 
 The subscription is told before its next object; when a delegate or peer publisher has died (`delegate_dead`), before the
 next object of each registration that continues elsewhere, and of the others some seconds later. A `SubscriptionListener`
@@ -255,6 +257,8 @@ NETWORKS: Final = NetworksStatus(
 
 FAULTS: Final = ("jbi_faults_total", "counter", "where", "Steps of threads that failed unexpectedly")
 """Shown by each server as soon as there is one."""
+ACCESS: Final = ("jbi_access_refused_total", "counter", "action", "Refused by the access policy, by action")
+"""Shown by a lookup service or a delegate with rules that has refused something."""
 
 COMMANDS: Final = """\
 Options of `jbi` itself precede the command: `jbi --locator host:4160 services`. Exit codes: 0 done, 1 failed (one line on
@@ -299,8 +303,8 @@ def metrics_page() -> str:
     rti, bridge = shown_of_federations()
     head = "\n| metric | kind | labels | meaning |\n|---|---|---|---|\n"
     tables = {
-        "Lookup services": [*lookup, FAULTS],
-        "Delegates": [*pad, FAULTS],
+        "Lookup services": [*lookup, ACCESS, FAULTS],
+        "Delegates": [*pad, ACCESS, FAULTS],
         "RTIs": [*rti, FAULTS],
         "Bridges between federations": [*bridge, FAULTS],
     }

@@ -221,9 +221,9 @@ def asked(
         except UnknownUidError:
             is_answered = True  # what is asked for does not stand at this one
         except WireError as exc:
-            click.echo(f"jbi: passed over: {exc.message}", err=True)
+            click.echo(f"jbi: passed over: {printable(exc.message)}", err=True)
         except AccessDeniedError as exc:
-            click.echo(f"jbi: passed over {at}: {exc.message}", err=True)
+            click.echo(f"jbi: passed over {at}: {printable(exc.message)}", err=True)
             refused = refused or AccessDeniedError(f"{at}: {exc.message}", hint=exc.hint)
         else:
             is_answered = True

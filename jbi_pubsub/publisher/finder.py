@@ -59,7 +59,7 @@ class DelegateFinder:
             return min(found, key=lambda item: self._tried.get(item.service_id, 0.0))
         # raises when there is no lookup service; the time for finding one has been spent above
         existing = self._community.lookup(ServiceTemplate(types=(PAD_TYPE,)), timeout=0.5, waited=timeout)
-        known = sorted(f"({d.name}, {d.location})" for item in existing for d in _characteristics(item))
+        known = sorted(f"({_shown(d.name)}, {_shown(d.location)})" for item in existing for d in _characteristics(item))
         raise DelegateNotFoundError(
             f"no delegate ({_shown(name)}, {_shown(location)}) within {timeout:.3g} s;"
             f" there are: {', '.join(known) or 'none'}",
@@ -85,5 +85,6 @@ def _characteristics(item: ServiceItem) -> list[PublisherAdapterDelegate]:
 
 
 def _shown(characteristic: str | None) -> str:
-    """For people: None is a wildcard, "" is not."""
-    return "*" if characteristic is None else characteristic or '""'
+    """For people: None is a wildcard, "" is not. Others choose their names: a line break among them is not one."""
+    shown = "*" if characteristic is None else characteristic or '""'
+    return shown if shown.isprintable() else repr(shown)

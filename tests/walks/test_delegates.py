@@ -235,6 +235,13 @@ def test_an_empty_characteristic_is_no_wildcard(federation: Any) -> None:
         federation.light().connect_to_delegate("", timeout=2.0)
 
 
+def test_a_line_break_in_the_name_of_a_delegate_begins_no_line(federation: Any) -> None:
+    federation.pad("alpha\njbi: all is well", "rome")
+    with pytest.raises(DelegateNotFoundError, match="there are") as caught:
+        federation.light().connect_to_delegate("bravo", timeout=0.5)
+    assert caught.value.message.endswith("there are: ('alpha\\njbi: all is well', rome)")
+
+
 def test_the_timeout_for_a_delegate_is_configurable(federation: Any) -> None:
     # Given a configuration with a timeout of two seconds, and no delegate
     config = federation.config
