@@ -29,6 +29,7 @@ from jbi_pubsub.core.errors import ConfigurationError, EntryError, StudyError
 from jbi_pubsub.core.files import written
 from jbi_pubsub.core.values import converted
 from jbi_pubsub.lookup.entry import EntryRep, check_rep
+from jbi_pubsub.protocol.requests import Unfiltered, View
 from jbi_pubsub.spark import report
 from jbi_pubsub.spark.session import Progress
 
@@ -57,13 +58,15 @@ MAX_TIME: Final = 253_402_300_800.0
 
 
 class RegistrationRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of `registrations`. `entries`: what the lookup service matches, of this registration's item."""
+    """A row of `registrations`. `entries`: what the lookup service matches, of this registration's item. `owner`: for
+    subscriptions that do not want his objects (`unlike`)."""
 
     registration: str
     publisher: str = ""
     delegate: str = ""
     type: str = ""
     version: str = ""
+    owner: str = ""
     entries: tuple[EntryRep, ...] = ()
 
 
@@ -81,6 +84,10 @@ class SubscriptionRow(msgspec.Struct, frozen=True, kw_only=True):
     suppress_empty: bool = False
     recipients: int = 0
     direct: bool = True
+    view: View = "metadata"
+    unfiltered: Unfiltered = "withhold"
+    unlike: str = ""
+    local: bool = False
 
 
 class Contracts(msgspec.Struct, frozen=True):
@@ -135,11 +142,12 @@ def columns(table: str) -> pa.Schema:
     text, number = pa.string(), pa.int64()
     of: dict[str, list[tuple[str, pa.DataType]]] = {
         "registrations": [
-            (name, text) for name in ("registration", "publisher", "delegate", "type", "version", "entries")
+            (name, text) for name in ("registration", "publisher", "delegate", "type", "version", "owner", "entries")
         ],
         "subscriptions": [
             *((name, text) for name in ("subscription", "subscriber", "template", "predicate", "filter", "namespaces")),
             ("language", text), ("suppress_empty", pa.bool_()), ("recipients", number), ("direct", pa.bool_()),
+            ("view", text), ("unfiltered", text), ("unlike", text), ("local", pa.bool_()),
         ],
         "publications": [
             ("object_id", text), ("type", text), ("version", text), ("time", pa.float64()), ("publisher", text),
@@ -402,6 +410,13 @@ def is_dataset(folder: Path) -> bool:
         again = "Let `jbi study export --resume` finish it" if found.get("source") == "exported" else "Make it again"
         raise StudyError(f"{folder} is an unfinished data set", hint=again)
     return True
+
+
+def rows_written(folder: Path) -> int | None:
+    """Publications of a data set when it was finished; None where its manifest says no number."""
+    rows = (_manifest(folder) or {}).get("rows")
+    count = rows.get("publications") if isinstance(rows, dict) else None
+    return count if isinstance(count, int) else None
 
 
 def check_out(folder: Path) -> None:

@@ -16,6 +16,7 @@ from jbi_pubsub.core.xml import Element, parse_metadata, parse_payload
 from jbi_pubsub.core.xpath import PayloadFilter, Predicate, PredicateIndex, compile_filter, compile_predicate, select
 from jbi_pubsub.lookup.entry import EntryClass, EntryRep
 from jbi_pubsub.lookup.index import TemplateIndex
+from jbi_pubsub.protocol.entries import RelayedEntry
 from jbi_pubsub.spark.dataset import Contracts, PublicationRow, Reject, SubscriptionRow, fault, sayable
 
 MAX_REJECTS: Final = 1_000
@@ -36,6 +37,11 @@ class RowMatcher(msgspec.Struct, frozen=True, eq=False):
     subscription: SubscriptionRow
     predicate: Predicate | None
     filter: PayloadFilter | None
+
+    def takes(self, owner: str, is_relayed: bool) -> bool:
+        """Whether it wants objects of such a registration, whatever is in them."""
+        said = self.subscription
+        return not (said.unlike and said.unlike == owner) and not (said.local and is_relayed)
 
     @property
     def process(self) -> str:
@@ -71,6 +77,8 @@ class MatchedRow(msgspec.Struct, eq=False, gc=False):
     topic: JudgingTopic
     root: Element
     matched: list[int]
+    withheld: int = 0
+    """Subscriptions that do not get it as their filter can't be applied to its payload; `deliveries` finds that out."""
 
     @property
     def size(self) -> int:
@@ -85,14 +93,14 @@ class MatchedRow(msgspec.Struct, eq=False, gc=False):
 class Judge:
     """Decides for publications of the registrations of some contracts. One thread at a time.
 
-    `rejects` are the subscriptions that no delegate would take.
+    `rejects` are the subscriptions that no delegate would take, and those that only a delegate can judge for.
     """
 
     def __init__(self, contracts: Contracts | Packed) -> None:
         packed = contracts if isinstance(contracts, Packed) else _packed(contracts)
         self.wanted: list[RowMatcher | None] = []
         self.rejects: list[Reject] = []
-        self._entries, self._registrations = packed.entries, packed.registrations
+        self._terms, self._registrations = packed.terms, packed.registrations
         self._topics: dict[int, JudgingTopic] = {}
         self._kept = 0
         # By the classes of entries the index that topics share, and whose predicates are in it.
@@ -107,6 +115,8 @@ class Judge:
     def _compiled(self, number: int, given: SubscriptionRow) -> RowMatcher | None:
         try:
             predicate = wanted = None
+            if given.view != "metadata":
+                raise StudyError("its predicate is on the combined view, of which a data set has only a part")
             if given.predicate:
                 predicate = compile_predicate(
                     given.predicate, namespaces=given.namespaces, language=given.language or "xpath"
@@ -123,13 +133,17 @@ class Judge:
             self._alone.add(number)
         return RowMatcher(number, given, predicate, wanted)
 
+    def knows(self, registration: str) -> bool:
+        """Whether a registration is among the contracts."""
+        return registration in self._registrations
+
     def topic(self, registration: str) -> JudgingTopic:
         """Topic of a registration; one that the contracts don't know has no entries, and only subscriptions without a
         template match it."""
         number = self._registrations.get(registration, NOBODY)
         found = self._topics.get(number)
         if found is None:
-            found = self._made(self._entries[number])
+            found = self._made(*self._terms[number])
             self._kept += len(found.candidates)
             if self._kept > MOST_KEPT:
                 self._topics.clear()
@@ -137,9 +151,11 @@ class Judge:
             self._topics[number] = found
         return found
 
-    def _made(self, entries: tuple[EntryRep, ...]) -> JudgingTopic:
-        numbers = sorted(self._templates.find(entries))
-        topic = JudgingTopic(tuple([each for n in numbers if (each := self.wanted[n]) is not None]))
+    def _made(self, entries: tuple[EntryRep, ...], owner: str) -> JudgingTopic:
+        is_relayed = any(entry.cls.name == RelayedEntry.entry_name for entry in entries)
+        candidates = [self.wanted[number] for number in sorted(self._templates.find(entries))]
+        topic = JudgingTopic(tuple([each for each in candidates if each is not None and each.takes(owner, is_relayed)]))
+        numbers = [each.number for each in topic.candidates]
         if len(numbers) <= LARGEST_OWN or not self._alone.isdisjoint(numbers):
             return topic
         classes = tuple(entry.cls for entry in entries)
@@ -171,14 +187,16 @@ class Judge:
     def deliveries(self, seen: MatchedRow) -> list[Delivery]:
         """Deliveries, with the payload that is left, ascending: without those whose filter selects nothing and who want
         nothing then. As a delegate cuts: a payload that is no XML goes as it is, and so does here one that was not
-        kept (`has_unknown`); XML beyond what is filtered goes to nobody with a filter."""
+        kept (`has_unknown`); XML beyond what is filtered goes to those with a filter who want it `unfiltered`."""
         matched = [wanted for number in seen.matched if (wanted := self.wanted[number]) is not None]
         filters = {wanted.filter for wanted in matched if wanted.filter is not None}
         payload = seen.publication.payload
         try:
             document = parse_payload(payload) if filters and payload else None
         except OversizeError:
-            return [Delivery(wanted, None) for wanted in matched if wanted.filter is None]
+            left = [each for each in matched if each.filter is None or each.subscription.unfiltered == "deliver"]
+            seen.withheld = len(matched) - len(left)
+            return [Delivery(wanted, None) for wanted in left]
         if document is None:
             return [Delivery(wanted, None) for wanted in matched]
         cuts = select(filters, document, len(payload or b""))
@@ -275,20 +293,23 @@ See = Callable[[Judge, MatchedRow, TaskSums], None]
 
 
 NOBODY: Final = 0
-"""Where the entries of a registration stand that nobody knows."""
+"""Where the terms of a registration stand that nobody knows."""
 
 
 class Packed(msgspec.Struct, frozen=True):
-    """Contracts as processes that judge need them: equal entries once."""
+    """Contracts as processes that judge need them: equal terms of registrations, entries and owner, once."""
 
-    entries: tuple[tuple[EntryRep, ...], ...]
+    terms: tuple[tuple[tuple[EntryRep, ...], str], ...]
     registrations: dict[str, int]
     subscriptions: tuple[SubscriptionRow, ...]
 
 
 def _packed(contracts: Contracts) -> Packed:
-    numbers: dict[tuple[EntryRep, ...], int] = {(): NOBODY}
-    places = {each.registration: numbers.setdefault(each.entries, len(numbers)) for each in contracts.registrations}
+    numbers: dict[tuple[tuple[EntryRep, ...], str], int] = {((), ""): NOBODY}
+    places = {
+        each.registration: numbers.setdefault((each.entries, each.owner), len(numbers))
+        for each in contracts.registrations
+    }
     return Packed(tuple(numbers), places, contracts.subscriptions)
 
 
@@ -320,6 +341,8 @@ def judged(packed: bytes, see: See, publications: Iterable[PublicationRow], reje
                 rejects[:] = tidy(rejects)
             continue
         tally.add("publications", publication.publisher, 1, seen.size)
+        if not judge.knows(publication.publisher):
+            tally.add("unregistered", "")
         see(judge, seen, tally)
         if len(tally.sums) > MAX_SUMS:
             raise StudyError(

@@ -1,7 +1,7 @@
 """`jbi study export`: a data set of a running federation: registrations, subscriptions, a tap of what is published.
 
-Contracts are what the lookup services and the servers say, at the beginning and at the end. The tap is a subscription
-like any other: it takes part in nothing that others get, and what it could not take is counted.
+Contracts are what the lookup services and the servers say, at the beginning, at the end, and now and then between. The
+tap is a subscription like any other: it takes part in nothing that others get, and what it could not take is counted.
 """
 
 from __future__ import annotations
@@ -53,6 +53,10 @@ PART_SECONDS: Final = 10.0
 """Time after which what came is on disk, whatever happens to us."""
 DEFAULT_SECONDS: Final = 60.0
 """Duration of the tap, unless told otherwise."""
+LOOK_SECONDS: Final = 1.0
+"""Between two looks at the contracts at least, where an object is of a registration that nobody knew."""
+LOOK_PART: Final = 10
+"""Looks take at most such a part of the time."""
 TURN_SECONDS: Final = 0.2
 """Between two looks at the clock, while nothing comes."""
 
@@ -96,13 +100,14 @@ def export(config: Config, wanted: TapRequest, progress: Tell) -> tuple[dict[str
         with looking(config):
             tap = adapter.register_subscriber()
         federation = _Federation(config, community)
-        contracts = merged(known, federation.contracts())
+        standing = _Standing(federation, known)
         # nothing is replaced before
         writer = stack.enter_context(Writer(folder, source=dataset.EXPORTED, resume=resume))
-        writer.put(contracts)
+        writer.put(standing.contracts)
         adapter.wait_matched(tap, federation.publishing, ANSWER_SECONDS)
-        _take(adapter, tap, writer, wanted, progress, interruption)
-        contracts = merged(contracts, federation.contracts())
+        _take(adapter, tap, writer, wanted, standing, progress, interruption)
+        standing.look()
+        contracts = standing.contracts
         lost = sum(adapter.losses(tap).values())
         writer.facts = {
             "since": writer.facts.get("since", round(began, 3)),
@@ -125,6 +130,7 @@ def _take(
     tap: SubscriptionUid,
     writer: Writer,
     wanted: TapRequest,
+    standing: _Standing,
     progress: Tell,
     interruption: threading.Event,
 ) -> None:
@@ -142,6 +148,8 @@ def _take(
         came = adapter.receive(tap, min(TURN_SECONDS, end - now))
         if came is not None:
             writer.add(publication_of(came, payloads=wanted.payloads))
+            standing.meet(came.platform.registration)
+        standing.tend(writer)
         progress("publications", writer.count, most)
         if now >= part_end or writer.count - part_at >= dataset.ROW_GROUP:
             writer.close_part()
@@ -178,6 +186,7 @@ class _RegistrationRow(msgspec.Struct, frozen=True):
 
     uid: str
     publisher: str = ""
+    owner: str = ""
 
 
 class _Federation:
@@ -203,10 +212,8 @@ class _Federation:
         self.publishing = len({item.proxy.service_id for item in published})
         self._room = TOLD_BYTES
         told = {server: list(self._terms(ref)) for server, ref in refs.items()}
-        publishers: dict[str, str] = {}
-        for server in names:
-            publishers |= self._publishers(refs[server])
-        registrations = [registration_of(item, names, publishers) for item in published[: dataset.MAX_CONTRACTS]]
+        rows = {row.uid: row for ref in refs.values() for row in self._rows(ref)}
+        registrations = [registration_of(item, names, rows) for item in published[: dataset.MAX_CONTRACTS]]
         return Contracts(
             self._sound("registrations", registrations), self._sound("subscriptions", subscriptions_of(told))
         )
@@ -218,15 +225,15 @@ class _Federation:
         self.rejects |= {each.row: each for each in rejects[:MAX_REJECTS]}
         return found
 
-    def _publishers(self, ref: ServiceRef) -> dict[str, str]:
-        """Names of the publishers by their registrations at a delegate, as far as its status tells of them; a peer
-        publisher has none but its address."""
+    def _rows(self, ref: ServiceRef) -> list[_RegistrationRow]:
+        """Registrations at a server, as far as its status tells of them: names of publishers, but for peer publishers,
+        which have none but their address, and owners."""
         try:
             rows = fetch_status(ref, self._config.security(), timeout=ANSWER_SECONDS).get("registrations")
-            return {row.uid: row.publisher for row in converted(rows, list[_RegistrationRow])}
+            return converted(rows, list[_RegistrationRow])
         except (JbiError, msgspec.ValidationError, RecursionError):
             self.unanswered.add(", ".join(ref.endpoints))
-            return {}
+            return []
 
     def _terms(self, ref: ServiceRef) -> Iterator[Terms]:
         """Terms of one server, without taps. One that does not answer, or does not come to an end, is noted: the lease
@@ -249,6 +256,39 @@ class _Federation:
             self.unanswered.add(where)
 
 
+class _Standing:
+    """Contracts of all looks at a federation: what comes and goes between two looks is not among them."""
+
+    def __init__(self, federation: _Federation, known: Contracts) -> None:
+        self._federation = federation
+        self.contracts = known
+        self.look()
+
+    def look(self) -> None:
+        """Look, and add what is new."""
+        began = time.monotonic()
+        self.contracts = merged(self.contracts, self._federation.contracts())
+        self._known = {each.registration for each in self.contracts.registrations}
+        self._is_missing = False
+        ended = time.monotonic()
+        self._soonest = ended + max(LOOK_SECONDS, (ended - began) * LOOK_PART)
+        self._latest = ended + PART_SECONDS
+
+    def meet(self, registration: str) -> None:
+        """Take note of the registration of an object."""
+        self._is_missing |= registration not in self._known
+
+    def tend(self, writer: Writer) -> None:
+        """Look where it is time, and write down what is new."""
+        now = time.monotonic()
+        if now < self._soonest or not (self._is_missing or now >= self._latest):
+            return
+        before = self.contracts
+        self.look()
+        if self.contracts != before:
+            writer.put(self.contracts)
+
+
 def is_tap(terms: Terms) -> bool:
     """Whether it is an export's, of ours or of another that is running, or ended and is still waited for."""
     return terms.subscriber == NAME and not (terms.entries or terms.predicate or terms.payload_filter)
@@ -261,17 +301,21 @@ def _delegate_name(item: ServiceItem) -> str:
     return item.service_id
 
 
-def registration_of(item: ServiceItem, delegates: Mapping[str, str], publishers: Mapping[str, str]) -> RegistrationRow:
+def registration_of(
+    item: ServiceItem, delegates: Mapping[str, str], told: Mapping[str, _RegistrationRow]
+) -> RegistrationRow:
     """The row of a registration. Its signing key is left out: nobody's template is about it."""
     entries = tuple(entry for entry in item.entries if entry.cls.name != SigningKeyEntry.entry_name)
     types = [entry.as_dict() for entry in entries if entry.cls.name == InformationType.entry_name]
     type_ = types[0] if types else {}
+    row = told.get(item.service_id, _RegistrationRow(item.service_id))
     return RegistrationRow(
         registration=item.service_id,
-        publisher=publishers.get(item.service_id, ""),
+        publisher=row.publisher,
         delegate=delegates.get(item.proxy.service_id, f"peer {', '.join(item.proxy.endpoints)}"),
         type=type_.get("name") or "",
         version=type_.get("version") or "",
+        owner=row.owner,
         entries=entries,
     )
 
@@ -319,6 +363,10 @@ def _subscription(terms: Terms, subscriber: str) -> SubscriptionRow:
         suppress_empty=terms.suppress_empty,
         recipients=terms.recipients,
         direct=terms.direct,
+        view=terms.view,
+        unfiltered=terms.unfiltered,
+        unlike=terms.leaves.unlike,
+        local=terms.leaves.local,
     )
 
 

@@ -24,7 +24,7 @@ from jbi_pubsub.protocol.status.delegate import (
     PublishersStatus,
     SubscribersStatus,
 )
-from jbi_pubsub.protocol.status.terms import TERMS_MOST, Terms
+from jbi_pubsub.protocol.status.terms import TERMS_MOST, LeftPublishers, Terms
 
 NAMES_MOST: Final = 100
 """Names of publishers, and of subscribers, told one by one; the others are told together, under the name ""."""
@@ -69,10 +69,10 @@ def page_of_terms(
 
 def _terms(subscription: Subscription, name: str) -> Terms:
     said, owner = subscription.request, subscription.owner
-    language = said.language if said.view == "metadata" else f"{said.language}, {said.view} view"
     return Terms(
         subscription.number, said.uid, name, shown(owner) if owner != "mail" else "", said.entries, said.predicate,
-        said.payload_filter, said.namespaces, language, said.suppress_empty, len(said.recipients), said.direct,
+        said.payload_filter, said.namespaces, said.language, said.suppress_empty, len(said.recipients), said.direct,
+        said.view, said.unfiltered, LeftPublishers(said.unlike, said.local),
     )  # fmt: skip
 
 

@@ -180,5 +180,6 @@ class Registration:
             partitioned=self.topic.table.parts is not None,
             kept=len(self.topic.buffer.kept),
             publisher=publisher,
+            owner=self.judgement.origin.owner or UNSET,
             **self.topic.table.stats(),
         )

@@ -30,7 +30,9 @@ def see(judge: Judge, seen: MatchedRow, tally: TaskSums) -> None:
         tally.add("subscription", f"{each.wanted.number:07d}", 1, size)
     if unknown := sum(has_unknown(seen, each) for each in deliveries):
         tally.add("unknown", "", unknown)
-    if suppressed := len(seen.matched) - len(deliveries):
+    if seen.withheld:
+        tally.add("withheld", "", seen.withheld)
+    if suppressed := len(seen.matched) - len(deliveries) - seen.withheld:
         tally.add("suppressed", "", suppressed)
     for subscriber, payloads in contents(deliveries).items():
         tally.add("subscriber", subscriber, len(payloads), sum(map(seen.size_with, payloads)))
@@ -71,6 +73,7 @@ def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Valu
             "unmatched": spread.get(0, 0),
             "deliveries": deliveries,
             "suppressed": passed.total("suppressed")[0],
+            "withheld": passed.total("withheld")[0],
             "copies": copies,
             "most": max(spread, default=0),
             "balance_now": round(now[0], 4),
@@ -90,10 +93,12 @@ def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Valu
 
 def _said(passed: Passed) -> list[tuple[str, str]]:
     """Facts on what filters have kept back, and what they could not be asked."""
-    suppressed, unknown = passed.total("suppressed")[0], passed.total("unknown")[0]
+    suppressed, withheld, unknown = (passed.total(what)[0] for what in ("suppressed", "withheld", "unknown"))
     facts = []
     if suppressed:
         facts.append(("suppressed", f"{suppressed:,}: matched, and a payload filter selected nothing"))
+    if withheld:
+        facts.append(("withheld", f"{withheld:,}: matched, and the payload filter can't be applied to the payload"))
     if unknown:
         facts.append(("filters not applied", f"{unknown:,} times: the payload was not kept, the whole counts"))
     return facts

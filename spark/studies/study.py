@@ -94,6 +94,9 @@ def _done(study: Study, data: Data, folder: Path, options: Options) -> tuple[Res
     check_rejects(rejected, rejects, options.max_rejects)
     with _timed(timings, "tell"):
         told = with_rejects(study.tell(passed, judge, data, options.parameters), rejected)
+        if (unknown := passed.total("unregistered")[0]) and data.contracts.registrations:
+            fact = "of unknown registrations", f"{counted(unknown, 'object')}: no subscription with a template matches"
+            told = msgspec.structs.replace(told, facts=(*told.facts, fact))
     how = StudyRun(
         input=data.publications,
         engine="spark" if passed.spark else "local",
@@ -182,6 +185,12 @@ def data_in(folder: Path) -> Data:
     if not dataset.is_dataset(folder):
         raise StudyError(f"{folder} is not a data set", hint="`jbi study export` and `jbi study generate` make one")
     rejects: list[Reject] = []
+    rows = sum(rows for _, rows in passes.parquet_files(folder / "publications"))
+    if (written := dataset.rows_written(folder)) not in (None, rows):
+        raise StudyError(
+            f"{folder / 'publications'} has {rows:,} rows, {written:,} were written",
+            hint="Look for a part that is missing, or there twice, or make the data set again",
+        )
     if (folder / "rejects").is_dir():
         rejects += [_reject(row) for row in _rows(folder / "rejects")]
     return Data(str(folder / "publications"), contracts_in(folder, rejects), tuple(rejects))

@@ -32,7 +32,7 @@ from jbi_pubsub.protocol.requests import SubscriptionRequest
 from jbi_pubsub.protocol.status.terms import Terms
 from jbi_pubsub.spark import dataset
 from jbi_pubsub.spark.dataset import Contracts
-from jbi_pubsub.spark.studies.study import data_in
+from jbi_pubsub.spark.studies.study import contracts_in, data_in
 
 pytest.importorskip("pyarrow", reason="needs the spark extra")
 pytest.importorskip("matplotlib", reason="needs the spark extra")
@@ -163,6 +163,36 @@ def test_without_a_federation_what_was_exported_before_stays(
     assert data_in(tmp_path / "d")
 
 
+@pytest.mark.processes
+def test_a_contract_that_comes_and_goes_during_the_tap_is_exported(
+    federation: Any, figures: Any, flags: list[str], start: Callable[..., Any], tmp_path: Path,
+    eventually: Callable[..., Any],
+) -> None:  # fmt: skip
+    # Given an export of a federation in which nobody publishes yet
+    pad, out, subscriber, publisher = federation.pad(), tmp_path / "data", federation.subscriber(), federation.light()
+    told = start(*flags, "study", "export", "--publications", "2", "--out", str(out), "--json")
+    eventually(lambda: (out / "registrations").is_dir(), 30.0)
+
+    # When a publisher and a subscriber come, an object is published, and they go as soon as they are known
+    registration = publisher.register_publisher(
+        publisher.connect_to_delegate("alpha", "rome"), figures.schema, figures.figure_1
+    )
+    subscription = subscriber.register_subscriber()
+    eventually(lambda: len(pad.status()["subscriptions"]) == 2, 30.0)
+    publisher.publish(registration, figures.metadata(), b"<p/>")
+    eventually(lambda: len(contracts_in(out, []).registrations) == 1, 30.0)
+    publisher.publish(registration, figures.metadata(), b"<p/>")
+    publisher.flush()
+    publisher.close()
+    subscriber.close()
+
+    # Expect both among the contracts
+    assert told.fact()["publications"] == 2
+    contracts = data_in(out).contracts
+    assert [each.subscription for each in contracts.subscriptions] == [subscription]
+    assert len(contracts.registrations) == 1
+
+
 class _Community:
     """Knows of one delegate."""
 
@@ -239,6 +269,22 @@ def test_processes_of_one_name_are_told_apart_and_one_at_many_servers_is_one() -
     assert found["a"] == found["b"] == "app"
     assert found["c"] == "app #2"
     assert found["m"] == ""
+
+
+def test_an_export_has_each_term_that_decides_a_delivery() -> None:
+    asked = SubscriptionRequest("s", predicate="/t", view="combined", unfiltered="deliver", unlike="me", local=True)
+
+    [row] = subscriptions_of(
+        {"s1": page_of_terms([compile_subscription(asked, owner="x", number=1)], {}, after=-1, count=1)}
+    )
+
+    assert (row.view, row.language, row.unfiltered, row.unlike, row.local) == (
+        "combined",
+        "xpath",
+        "deliver",
+        "me",
+        True,
+    )
 
 
 def test_terms_come_page_by_page_and_have_nothing_that_opens_anything() -> None:

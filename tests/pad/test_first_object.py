@@ -116,10 +116,10 @@ class World:
 
     def leave(self, *service_ids: str) -> None: ...
 
-    def register(self, *entries: EntryRep, announced: bool = True) -> Registration:
+    def register(self, *entries: EntryRep, announced: bool = True, owner: str = "") -> Registration:
         number = len(self.registrations) + 1
         uid = owned_uid("registration", secret(number))
-        request = PublisherRequest(SchemaBundle("main.xsd", ()), entries, secret=secret(number))
+        request = PublisherRequest(SchemaBundle("main.xsd", ()), entries, secret=secret(number), owner=owner)
         made = self.delegate.registrations.register(self.connection, request, uid=uid, number=number)
         self.registrations.append(made)
         if announced:

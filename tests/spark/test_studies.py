@@ -23,7 +23,7 @@ from lxml import etree
 from jbi_pubsub.cli.app import jbi
 from jbi_pubsub.cli.app import run as command_line
 from jbi_pubsub.core.errors import ConfigurationError, StudyError
-from jbi_pubsub.lookup.entry import EntryRep, define, matches
+from jbi_pubsub.lookup.entry import EntryClass, EntryRep, define, matches
 from jbi_pubsub.spark import dataset, judging, passes
 from jbi_pubsub.spark.dataset import Contracts, PublicationRow, RegistrationRow, SubscriptionRow
 from jbi_pubsub.spark.domain import StudyDomain
@@ -303,6 +303,71 @@ def test_what_filters_leave_out_or_suppress_is_no_delivery(study: Any, tmp_path:
         assert processes == {"one": (1, silent), "two": (2, empty), "three": (2, whole)}
     else:
         assert (found.numbers["copies"], found.numbers["bytes"]) == (5, silent + empty + whole)
+
+
+def test_a_study_knows_the_terms_that_decide_a_delivery_beside_template_predicate_and_filter(tmp_path: Path) -> None:
+    # Given a registration with an owner and a relayed one, and subscriptions with all kinds of terms
+    relayed = EntryRep(EntryClass("jbi.Relayed", ("via", "bridge"), (("jbi.Relayed", "1"),)), ("there", "b"))
+    registrations = (
+        RegistrationRow(registration="mine", type="t", owner="me"),
+        RegistrationRow(registration="relayed", type="t", entries=(relayed,)),
+    )
+    subscriptions = (
+        SubscriptionRow(subscription="all"), SubscriptionRow(subscription="others", unlike="me"),
+        SubscriptionRow(subscription="here", local=True),
+        SubscriptionRow(subscription="cut", filter="//item", suppress_empty=True),
+        SubscriptionRow(subscription="cut or whole", filter="//item", unfiltered="deliver"),
+        SubscriptionRow(subscription="combined", predicate="/og:metadata", view="combined"),
+    )  # fmt: skip
+    # When each publishes an object whose payload no filter is applied to
+    payload = b"<!DOCTYPE p><p><item/></p>"
+    published = [
+        PublicationRow(f"of {each.registration}", "t", "1.0", 1.0, each.registration, b"<t/>", len(payload), payload)
+        for each in registrations
+    ]
+
+    found, out = asked(
+        fanout.STUDY, written(tmp_path / "data", Contracts(registrations, subscriptions), published), tmp_path
+    )
+
+    # Expect what subscribers of a delegate get, and to be told of what can't be judged
+    assert {row["subscription"]: int(row["objects"]) for row in table(out, "subscriptions")} == {
+        "all": 2, "others": 1, "here": 1, "cut or whole": 2,
+    }  # fmt: skip
+    assert (found.numbers["withheld"], found.numbers["suppressed"]) == (2, 0)
+    [reject] = table(out, "rejects")
+    assert (reject["row"], "combined view" in reject["reason"]) == ("combined", True)
+
+
+def test_objects_of_registrations_that_nobody_knows_are_told(tmp_path: Path) -> None:
+    contracts = Contracts((RegistrationRow(registration="r", type="t"),), (SubscriptionRow(subscription="all"),))
+    published = [PublicationRow(f"o{n}", "t", "1.0", 1.0, who, b"<t/>", 0) for n, who in enumerate("rgg")]
+
+    found, _ = asked(fanout.STUDY, written(tmp_path / "data", contracts, published), tmp_path)
+
+    assert dict(found.facts)["of unknown registrations"] == "2 objects: no subscription with a template matches"
+
+
+@pytest.mark.parametrize("change", ["missing", "twice"])
+def test_a_part_that_is_missing_or_there_twice_is_noticed(tmp_path: Path, change: str) -> None:
+    # Given a data set of three parts
+    with dataset.Writer(tmp_path / "d", source="test") as writer:
+        for n in range(3):
+            writer.add(PublicationRow(f"o{n}", "t", "1.0", 1.0, "r", b"<t/>", 0))
+            writer.close_part()
+        writer.finish(Contracts())
+    assert data_in(tmp_path / "d")
+
+    # When one of them is lost, or copied
+    part = tmp_path / "d" / "publications" / "part-00001.parquet"
+    if change == "missing":
+        part.unlink()
+    else:
+        (part.parent / "copy.parquet").write_bytes(part.read_bytes())
+
+    # Expect a study to say so
+    with pytest.raises(StudyError, match=r"has [24] rows, 3 were written"):
+        data_in(tmp_path / "d")
 
 
 def test_nothing_is_told_of_rates_where_a_time_is_missing(tmp_path: Path) -> None:

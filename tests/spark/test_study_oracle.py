@@ -13,8 +13,8 @@ from lxml import etree
 from jbi_pubsub.core.errors import StudyError
 from jbi_pubsub.core.info_object import Parcel
 from jbi_pubsub.lookup.entry import EntryRep, define, matches
-from jbi_pubsub.protocol.deliveries import ITEM, SHARED
-from jbi_pubsub.protocol.requests import NOT_BEFORE
+from jbi_pubsub.protocol.deliveries import ITEM, LOSS, SHARED
+from jbi_pubsub.protocol.requests import NOT_BEFORE, Unfiltered
 from jbi_pubsub.spark import passes
 from jbi_pubsub.spark.dataset import Contracts, PublicationRow, RegistrationRow, SubscriptionRow
 from jbi_pubsub.spark.judging import Judge, judged, pack
@@ -54,11 +54,30 @@ WORLDS = st.tuples(
     st.lists(st.tuples(st.integers(0, 3), DOCUMENTS, st.integers(0, 40)), min_size=1, max_size=12),
 )
 FILTERS = st.sampled_from(["", "", "//item", "//item[. > 2]", "//none"])
-PAYLOADS = st.sampled_from([b"", b"no XML", b"<p/>", b"<p><item>1</item></p>", b"<p><item>1</item><item>5</item></p>"])
+OWNERS = st.sampled_from(["", "me"])
+UNFILTERED: st.SearchStrategy[Unfiltered] = st.sampled_from(["withhold", "deliver"])
+PAYLOADS = st.sampled_from(
+    [
+        b"",
+        b"no XML",
+        b"<!DOCTYPE p><p><item/></p>",
+        b"<p/>",
+        b"<p><item>1</item></p>",
+        b"<p><item>1</item><item>5</item></p>",
+    ]
+)
 LIVE = st.tuples(
-    st.lists(st.lists(ENTRIES, max_size=2), min_size=1, max_size=3),
+    st.lists(st.tuples(st.lists(ENTRIES, max_size=2), OWNERS), min_size=1, max_size=3),
     st.lists(
-        st.tuples(st.lists(TEMPLATES, max_size=2), PREDICATES, st.sampled_from("pqr"), FILTERS, st.booleans()),
+        st.tuples(
+            st.lists(TEMPLATES, max_size=2),
+            PREDICATES,
+            st.sampled_from("pqr"),
+            FILTERS,
+            st.booleans(),
+            UNFILTERED,
+            OWNERS,
+        ),
         max_size=6,
     ),
     st.lists(st.tuples(st.integers(0, 2), DOCUMENTS, PAYLOADS), min_size=1, max_size=10),
@@ -206,6 +225,8 @@ class Delivering(World):
 
     def _read_one(self, session_id: str, data: bytes) -> None:
         kind, number = ITEM.unpack_from(data)
+        if kind == LOSS:  # what its filter can't be applied to
+            return
         count = number if kind == SHARED else 0
         numbers = [int.from_bytes(data[at : at + 4], "big") for at in range(5, 5 + 4 * count, 4)] or [number]
         parcel = Parcel.received(data[5 + 4 * count :])
@@ -222,28 +243,28 @@ def test_fan_out_is_what_a_delegate_delivers(world: tuple) -> None:  # type: ign
     published_by, wanted, documents = world
     live = Delivering()
     try:
-        registrations = [live.register(*entries) for entries in published_by]
+        registrations = [live.register(*entries, owner=owner) for entries, owner in published_by]
         sessions = {process: live.delegate.sessions.open(process, 1e6)[0] for process in "pqr"}
         for session in sessions.values():
             live.delegate.tables.attached(session)
         names = [
             live.subscribe(
                 NOT_BEFORE, session=sessions[process], entries=tuple(template), predicate=predicate,
-                payload_filter=wanted_part, suppress_empty=suppresses,
+                payload_filter=wanted_part, suppress_empty=suppresses, unfiltered=unfiltered, unlike=unlike,
             )
-            for template, (predicate, _), process, wanted_part, suppresses in wanted
+            for template, (predicate, _), process, wanted_part, suppresses, unfiltered, unlike in wanted
         ]  # fmt: skip
         contracts = Contracts(
             tuple(
-                RegistrationRow(registration=made.uid, type="t", entries=tuple(entries))
-                for made, entries in zip(registrations, published_by, strict=True)
+                RegistrationRow(registration=made.uid, type="t", entries=tuple(entries), owner=owner)
+                for made, (entries, owner) in zip(registrations, published_by, strict=True)
             ),
             tuple(
                 SubscriptionRow(
                     subscription=name, subscriber=process, template=tuple(template), predicate=predicate,
-                    filter=wanted_part, suppress_empty=suppresses,
+                    filter=wanted_part, suppress_empty=suppresses, unfiltered=unfiltered, unlike=unlike,
                 )
-                for name, (template, (predicate, _), process, wanted_part, suppresses) in zip(
+                for name, (template, (predicate, _), process, wanted_part, suppresses, unfiltered, unlike) in zip(
                     names, wanted, strict=True
                 )
             ),

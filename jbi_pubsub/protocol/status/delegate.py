@@ -167,6 +167,8 @@ class RegistrationStatus(IndexCounters, frozen=True):
     """Objects kept for subscriptions that come late."""
     publisher: MaybeText = UNSET
     """Name of its publisher."""
+    owner: MaybeText = UNSET
+    """Owner that its publisher gives, for subscriptions that do not want his objects (`unlike`)."""
 
 
 class SessionStatus(Status, frozen=True):
