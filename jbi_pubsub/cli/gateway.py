@@ -16,7 +16,9 @@ from .servers import ServerEnd, serve_until, tell_ready
 class _Gateway(JsonArguments):
     host: str | None = option("Address to listen on; default 127.0.0.1. Beyond loopback it needs [tls] and a token.")
     port: int | None = option("Port to listen on; default 8170, 0 takes a free one.", type=click.IntRange(0, 65535))
-    token: str | None = option("File with the secret that clients send; made if it is missing.", metavar="FILE")
+    token: str | None = option(
+        "File with the secret that clients send; made if it is missing.", metavar="FILE", type=click.Path()
+    )
     document: bool = flag("Print the OpenAPI document and end.")
 
 

@@ -32,7 +32,7 @@ class _Install(_Service):
     archive: bool | None = option(
         "Keep objects; default: yes, if the library is installed.", "--archive/--no-archive", default=None
     )
-    tls: str | None = option("TLS, as the party of that folder (see `jbi certs`).", metavar="FOLDER")
+    tls: str | None = option("TLS, as the party of that folder (see `jbi certs`).", metavar="FOLDER", type=click.Path())
     level: str | None = option(
         "Lowest level of the log; default info.", type=click.Choice(["debug", "info", "warning", "error"])
     )

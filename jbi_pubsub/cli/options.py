@@ -14,6 +14,7 @@ those of a base class first (with `class _Tail(Base, first=True)` behind the own
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
@@ -33,21 +34,34 @@ EXISTING_FOLDER.name = FOLDER.name = "folder"
 LAST: Final = ("wide", "columns", "as_json")
 
 
-class _Option(click.Option):
-    """An option; one for a number takes no NaN, which no bound of a range of click excludes."""
+class _Checked(click.Parameter):
+    """An option or argument. A text is one that can be sent, in UTF-8; a path may have any bytes. A number is not NaN,
+    which no bound of a range of click excludes."""
 
     def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
         """The value of what was given. Raises BadParameter."""
         found = super().type_cast_value(ctx, value)
         if isinstance(found, float) and math.isnan(found):
             raise click.BadParameter("nan is not a number", ctx, self)
+        if isinstance(self.type, click.types.StringParamType):
+            for each in found if isinstance(found, tuple) else (found,):
+                if isinstance(each, str) and any("\ud800" <= c <= "\udfff" for c in each):
+                    raise click.BadParameter(f"{each!r} is not a text in {sys.getfilesystemencoding()}", ctx, self)
         return found
+
+
+class _Option(_Checked, click.Option):
+    """See _Checked."""
+
+
+class _Argument(_Checked, click.Argument):
+    """See _Checked."""
 
 
 class _OptionField(NamedTuple):
     """An option or argument of a command, until its class makes a parameter of click of it."""
 
-    kind: type[_Option | click.Argument]
+    kind: type[_Option | _Argument]
     names: tuple[str, ...]
     attributes: dict[str, Any]
 
@@ -80,7 +94,7 @@ def repeated(help: str, *names: str, **attributes: Any) -> Any:  # noqa: A002  #
 
 def argument(**attributes: Any) -> Any:
     """A word that means itself; `attributes` are click's."""
-    return _OptionField(click.Argument, (), attributes)
+    return _OptionField(_Argument, (), attributes)
 
 
 HOST: Final = option("Address to listen on; default 127.0.0.1.")

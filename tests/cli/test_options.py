@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
+import pytest
 
 from jbi_pubsub.cli.app import jbi
 
@@ -43,3 +44,13 @@ def test_no_option_takes_for_a_number_what_is_none(said: Callable[..., Any]) -> 
     assert answer.code == 2
     assert "--timeout" in answer.err
     assert "nan is not a number" in answer.err
+
+
+@pytest.mark.parametrize("command", [("pad", "gr\udcf6", "rome"), ("subscribe", "--type", "gr\udcf6")])
+def test_a_name_that_no_server_can_be_told_is_refused_at_once(
+    said: Callable[..., Any], command: tuple[str, ...]
+) -> None:
+    # Given a name with a byte that is no UTF-8, as Python has it; Expect a refusal, and no server that nobody finds
+    answer = said("--no-multicast", *command)
+    assert answer.code == 2
+    assert "\\udcf6' is not a text in utf-8" in answer.err
