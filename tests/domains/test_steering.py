@@ -40,14 +40,16 @@ def test_application_has_a_thousand_parameters_and_is_watched_by_a_long_constrai
 
 
 @pytest.mark.row("D-45")
-def test_command_to_the_application_that_was_found_goes_to_that_one_alone(domain: Callable[[], Domain]) -> None:
+def test_command_to_the_application_that_was_found_goes_to_that_one_alone(
+    domain: Callable[[], Domain], eventually: Callable[..., Any]
+) -> None:
     # Given two applications of one name
     first, second, had = domain(), domain(), list[str]()
     for number, each in enumerate((first, second), 1):
         made = each.application("heat", dict, categories=(f"c{number}",))
         made.steer("alpha", set=lambda value, of=number: had.append(f"{value} of {of}"), get=lambda of=number: of)  # type: ignore[misc]
     anna = first.client("anna")
-    one, two = (anna.find(f"'c{number}' in categories")[0] for number in (1, 2))
+    one, two = (eventually(lambda of=number: anna.find(f"'c{of}' in categories"))[0] for number in (1, 2))
     # When a client commands what it has found, expect that one to obey
     anna.set(one, "alpha", 0.1)
     anna.set(two, "alpha", 0.2)
@@ -55,6 +57,7 @@ def test_command_to_the_application_that_was_found_goes_to_that_one_alone(domain
     assert had == ["0.1 of 1", "0.2 of 2"]
     # and whoever is gone to be so, though another one has the name
     second.close()
+    eventually(lambda: len(anna.find("name == 'heat'")) == 1)
     with pytest.raises(UnknownUidError, match="is not there"):
         anna.get(two, "alpha", timeout=0.3)
 
