@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Container, Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from . import backlog
@@ -216,14 +216,13 @@ def send_in_order(
     when too much waits."""
     receivers = _conveyed(call, receivers)
     clock = call.execution.clock
-    waiting, leaving = clock.waiting, deleted.instance if deleted is not None else None
-    moves = False
+    waiting, moves = clock.waiting, False
     for federate, callback in receivers:
         pace = clock.pace(federate)
         if not pace.is_constrained:
             call.told.append(Notice(federate, callback))
             continue
-        queue = backlog.put(waiting.get(federate, ()), Message(time, retraction, callback, leaving))
+        queue = backlog.put(waiting.get(federate, ()), Message(time, retraction, callback))
         if len(queue) > WAITING_MOST // backlog.CHUNK:
             raise RtiInternalError(
                 "a federate that is to get the message has too many waiting for it",
@@ -244,17 +243,19 @@ def send_in_order(
 def tell_in_order(call: ServiceCall, federate: int, messages: Iterable[Message]) -> None:
     """Messages that have waited for a federate are told; of an instance none behind its removal."""
     removed: set[int] = set()
-    for _, _, callback, instance in messages:
+    for _, _, callback in messages:
         if not removed or not callback.is_about(removed):
             call.told.append(Notice(federate, callback))
-        if instance is not None:
+        if callback.name == "remove_object_instance":
             removed.add(callback.arguments[0])
     forget(call, federate, removed)
 
 
-def forget(call: ServiceCall, federate: int, instances: Container[int]) -> None:
+def forget(call: ServiceCall, federate: int, instances: Collection[int]) -> None:
     """Instances are gone for a federate: nothing of them waits for it in time-stamp order, and nothing is asked back.
     Who calls it settles."""
+    for each in instances:
+        call.execution = call.execution.gone_for(federate, each)
     clock = call.execution.clock
     queue = clock.waiting.get(federate, ()) if instances else ()
     gone = {each.retraction for each in backlog.items(queue) if each.callback.is_about(instances)}

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from immutables import Map
 
-from .backlog import Backlog, items
+from .backlog import Backlog
 from .exceptions import ObjectInstanceNotKnown
 from .fom import Class, Fom, Order
 
@@ -219,6 +219,9 @@ class Instances(NamedTuple):
     """The same of a federate's interactions of a class."""
     reserved: Map[str, int] = Map()
     """Names that a federate has reserved."""
+    leaving: Map[int, Instance] = Map()
+    """Instances that are deleted at a time to come, as those know them who wait for that: they get values of them, send
+    those of what they own, and may ask for their names."""
 
     def forgotten_by(self, federate: int) -> Instances:
         """After it has left."""
@@ -261,9 +264,11 @@ class Owned(NamedTuple):
         """A federate owns attributes of an instance that it has registered."""
         return self._replace(owners=self.owners.set(instance, Map(dict.fromkeys(attributes, federate))))
 
-    def without(self, instance: int) -> Owned:
-        """After an instance has been deleted."""
-        return Owned._make(table.delete(instance) if instance in table else table for table in self)
+    def without(self, instance: int, waiting: Container[int] = ()) -> Owned:
+        """After an instance has been deleted; who waits for that owns what it has until then."""
+        gone = Owned._make(table.delete(instance) if instance in table else table for table in self)
+        had = self.owners.get(instance, Map()).items()
+        return gone._replace(owners=put_entry(gone.owners, instance, Map({e: of for e, of in had if of in waiting})))
 
 
 # -- time management --------------------------------------------------------------------------------------------------
@@ -293,8 +298,6 @@ class Message(NamedTuple):
     time: float
     retraction: int
     callback: Callback
-    instance: Instance | None = None
-    """The one that it removes: until then the federate has values of it, and may ask for its name."""
 
 
 class DeletedInstance(NamedTuple):
@@ -428,6 +431,18 @@ class Execution(NamedTuple):
     regions: Regions = Regions()
     managed: Managed = Managed()
 
+    def gone_for(self, federate: int, instance: int) -> Execution:
+        """After a federate has been told of a removal for which it waited, or has left."""
+        leaving = self.instances.leaving
+        found = leaving.get(instance)
+        if found is None or federate not in found.known:
+            return self
+        left = found._replace(known=found.known.delete(federate))
+        instances = self.instances._replace(
+            leaving=leaving.set(instance, left) if left.known else leaving.delete(instance)
+        )
+        return self._replace(instances=instances, owned=self.owned.without(instance, left.known))
+
 
 KINDS: Final = (
     Execution, Callback, Claim, Clock, Declared, DeletedInstance, Instance, Instances, Managed, Member, Members,
@@ -498,10 +513,8 @@ class ServiceCall:
     def known(self, instance: int, *, may_leave: bool = False) -> Instance:
         """An instance that the federate knows; `may_leave`: or of which it waits for the removal. Raises
         ObjectInstanceNotKnown."""
-        found = self.execution.instances.by_handle.get(instance)
-        if found is None and may_leave:
-            waiting = items(self.execution.clock.waiting.get(self.federate, ()))
-            found = next((of for _, _, told, of in waiting if of is not None and told.is_about((instance,))), None)
+        instances = self.execution.instances
+        found = instances.by_handle.get(instance) or (instances.leaving.get(instance) if may_leave else None)
         if found is None or self.federate not in found.known:
             raise ObjectInstanceNotKnown(
                 f"the federate knows no object instance {instance}",

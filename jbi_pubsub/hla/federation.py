@@ -131,6 +131,8 @@ def _leave(call: ServiceCall) -> None:
         instances=execution.instances.forgotten_by(federate),
         regions=execution.regions.without(federate),
     )
+    for each in execution.instances.leaving:
+        call.execution = call.execution.gone_for(federate, each)
     _leave_points(call)
     _leave_saving(call)
     clock.resign(call)

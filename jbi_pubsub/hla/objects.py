@@ -5,8 +5,8 @@ A message:                       sent -> told at once (receive order), or given 
 
 An RTI keeps no values: who wants what was sent before asks the owner for it. Own, where the standard leaves room: an
 instance that is deleted at a logical time is gone for its owner, and its name free, at once; it is there again when the
-deletion is retracted. Who waits for that time gets values of it, and may ask what it is. A name need not be reserved to
-be taken.
+deletion is retracted. Who waits for that time gets values of it, sends those of what it owns, without regions and as
+the model says, and may ask what it is. A name need not be reserved to be taken.
 """
 
 from __future__ import annotations
@@ -181,8 +181,11 @@ def delete_object_instance(call: ServiceCall, instance: int, tag: bytes = b"", t
         _remove_now(call, (instance,), tag, time)
         return 0
     retraction = call.next_handle()
-    deleted = _deleted(call, instance, found)
-    clock.send_in_order(call, time, retraction, _delete(call, instance, tag, time, retraction), deleted)
+    deleted, paces = _deleted(call, instance, found), call.execution.clock
+    waiting = {each: cls for each, cls in found.known.items() if paces.pace(each).is_constrained}
+    waiting.pop(call.federate, None)
+    receivers = _delete(call, instance, tag, time, retraction, waiting)
+    clock.send_in_order(call, time, retraction, receivers, deleted)
     return retraction
 
 
@@ -213,6 +216,7 @@ def reinstate(call: ServiceCall, deleted: DeletedInstance) -> None:
         by_handle=instances.by_handle.set(handle, found._replace(known=known)),
         by_name=instances.by_name.set(found.name, handle),
         orders=instances.orders.update(deleted.orders), transports=instances.transports.update(deleted.transports),
+        leaving=instances.leaving.delete(handle) if handle in instances.leaving else instances.leaving,
     )  # fmt: skip
     said = {name: getattr(deleted, name) for name in Owned._fields}
     call.change("owned", **{name: put_entry(getattr(owned, name), handle, each) for name, each in said.items()})
@@ -222,8 +226,11 @@ def reinstate(call: ServiceCall, deleted: DeletedInstance) -> None:
         discover(call, each, (handle,))
 
 
-def _delete(call: ServiceCall, instance: int, tag: bytes, time: float | None, retraction: int = 0) -> clock.Receivers:
-    """The instance is not there any more; who is to be told."""
+def _delete(
+    call: ServiceCall, instance: int, tag: bytes, time: float | None, retraction: int = 0,
+    waiting: Mapping[int, int] = MappingProxyType({}),
+) -> clock.Receivers:  # fmt: skip
+    """The instance is not there any more, but for those who wait for its removal; who is to be told."""
     instances = call.execution.instances
     found = instances.by_handle[instance]
     regions.forget(call, instance, found.known)
@@ -231,8 +238,9 @@ def _delete(call: ServiceCall, instance: int, tag: bytes, time: float | None, re
         "instances",
         by_handle=instances.by_handle.delete(instance), by_name=instances.by_name.delete(found.name),
         orders=without_first(instances.orders, instance), transports=without_first(instances.transports, instance),
+        leaving=instances.leaving.set(instance, found._replace(known=Map(waiting))) if waiting else instances.leaving,
     )  # fmt: skip
-    call.execution = call.execution._replace(owned=call.execution.owned.without(instance))
+    call.execution = call.execution._replace(owned=call.execution.owned.without(instance, waiting))
     callback = Callback("remove_object_instance", (instance, tag, time, retraction))
     return tuple((each, callback) for each in sorted(found.known) if each != call.federate)
 
@@ -294,7 +302,7 @@ def update_attribute_values(
 ) -> int:
     """New values of attributes that the federate owns; the answer is a retraction handle, 0 when nothing of it goes in
     time-stamp order (clause 6.10)."""
-    found = call.known(instance)
+    found = call.known(instance, may_leave=True)
     attributes = tuple(each for each, _ in values)
     owners = call.execution.owned.owners.get(instance)
     for each in attributes:
@@ -342,7 +350,7 @@ def interactions_go_by(call: ServiceCall, federate: int, kind: Class) -> int:
 def _with_rates(call: ServiceCall, to: int, callback: Callback) -> Callback:
     """A reflection that may be lost, and the update rates of its receiver."""
     instance, values, *_ = callback.arguments
-    at = call.execution.instances.by_handle[instance].known[to]
+    at = call.known(instance, may_leave=True).known[to]
     has_any = to in call.execution.declared.rates
     rates = tuple(regions.rate_of(call.execution, to, at, each) for each, _ in values) if has_any else ()
     return callback._replace(is_best_effort=True, rates=rates)
@@ -359,7 +367,7 @@ def _reflections(
     attributes = tuple(each for each, _ in values)
     made = []
     whole = Callback("reflect_attribute_values", (instance, values, tag, time, retraction))
-    known, limits = call.execution.instances.by_handle[instance].known, call.execution.regions
+    known, limits = call.known(instance, may_leave=True).known, call.execution.regions
     for federate, wanted in _reached(call.execution.declared.subscribed, known, attributes):
         if federate == call.federate:
             continue

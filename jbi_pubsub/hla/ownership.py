@@ -261,7 +261,7 @@ def divest_all(call: ServiceCall) -> None:
     owners = call.execution.owned.owners
     for handle in sorted(owners):
         lost = sorted(each for each, owner in owners[handle].items() if owner == call.federate)
-        if lost:
+        if lost and handle in call.execution.instances.by_handle:
             transfer = Transfer(call, handle)
             transfer.let_go(lost)
             transfer.close()
@@ -277,8 +277,9 @@ def drop_claims(call: ServiceCall) -> None:
 
 
 def owns_any(execution: Execution, federate: int) -> bool:
-    """Whether a federate owns an attribute of any instance."""
-    return any(federate in owners.values() for owners in execution.owned.owners.values())
+    """Whether a federate owns an attribute of any instance that is not deleted."""
+    there = execution.instances.by_handle
+    return any(federate in owners.values() for at, owners in execution.owned.owners.items() if at in there)
 
 
 def claims_any(execution: Execution, federate: int) -> bool:

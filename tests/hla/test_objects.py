@@ -8,6 +8,8 @@ import pytest
 
 from jbi_pubsub.hla import exceptions as exc
 
+GRANT = "time_advance_grant"
+
 
 @pytest.mark.row("H-05")
 def test_only_what_is_subscribed_to_is_reflected(rig: Any) -> None:
@@ -208,6 +210,49 @@ def test_nothing_comes_of_what_is_forgotten(rig: Any) -> None:
         ("reflect_attribute_values", other, ((it.position, b"3"),), b"", 3.0, last),
         ("time_advance_grant", 6.0),
     ]
+
+
+def test_others_send_what_they_own_until_an_instance_is_removed_for_them(rig: Any) -> None:
+    # Given an aircraft that is deleted at 10, of which another federate owns the position, and a reader; both wait
+    it = rig("a", "b", "c")
+    aircraft = it.aircraft_of("a", "b", "c", name="LH1")
+    it.call("b", "publish_object_class_attributes", it.aircraft, (it.position, it.callsign))
+    it.call("b", "attribute_ownership_acquisition", aircraft, (it.position,))
+    it.call("a", "attribute_ownership_divestiture_if_wanted", aircraft, (it.position,))
+    for each in "ab":
+        it.call(each, "enable_time_regulation", 1.0)
+    for each in "bc":
+        it.call(each, "enable_time_constrained")
+    retraction = it.call("a", "delete_object_instance", aircraft, b"", 10.0)
+    it.forget()
+    # When the owner of the position sends it before that time and behind it
+    assert it.call("b", "is_attribute_owned_by_federate", aircraft, it.position)
+    for time in (3.0, 12.0):
+        it.call("b", "update_attribute_values", aircraft, ((it.position, b""),), b"", time)
+    with pytest.raises(exc.AttributeNotOwned):
+        it.call("b", "update_attribute_values", aircraft, ((it.callsign, b""),))
+    before = it.execution
+    # Expect what is before it to come, and nobody to own or send anything when it is removed
+    it.call("a", "time_advance_request", 20.0)
+    for each in "cb":
+        it.call(each, "time_advance_request", 11.0)
+    assert [each[0] for each in it.heard("c")] == ["reflect_attribute_values", "remove_object_instance", GRANT]
+    assert [each[0] for each in it.heard("b")] == ["remove_object_instance", GRANT]
+    with pytest.raises(exc.ObjectInstanceNotKnown):
+        it.call("b", "update_attribute_values", aircraft, ((it.position, b""),), b"", 13.0)
+    assert not it.execution.instances.leaving
+    assert aircraft not in it.execution.owned.owners
+    # When it resigns, or the deletion is taken back, instead; Expect nothing to be left, or all to be as it was
+    it.execution = before
+    it.call("b", "resign_federation_execution", "no_action")
+    it.call("c", "resign_federation_execution", "no_action")
+    assert not it.execution.instances.leaving
+    assert aircraft not in it.execution.owned.owners
+    it.execution = before
+    it.call("a", "retract", retraction)
+    assert it.call("b", "is_attribute_owned_by_federate", aircraft, it.position)
+    assert it.call("a", "is_attribute_owned_by_federate", aircraft, it.callsign)
+    assert not it.execution.instances.leaving
 
 
 @pytest.mark.parametrize("ends", ["delete_object_instance", "resign_federation_execution"])

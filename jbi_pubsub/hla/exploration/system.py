@@ -387,7 +387,8 @@ def _double_owners(setup: Scene, system: System) -> Iterator[Anomaly]:
     owners: dict[tuple[str, int], str] = {}
     for federation, execution in enumerate(system.executions):
         for handle, owned in execution.owned.owners.items():
-            name = execution.instances.by_handle[handle].name.rpartition(":")[2]
+            instances = execution.instances
+            name = (instances.by_handle.get(handle) or instances.leaving[handle]).name.rpartition(":")[2]
             for attribute, federate in owned.items():
                 route = setup.route(federation, execution, federate)
                 if route is not None and route[0] < 0:
