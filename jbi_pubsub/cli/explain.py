@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import click
+
 from jbi_pubsub.core.errors import ConfigurationError, UnknownUidError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.protocol.services import SubscriptionsProxy
@@ -106,7 +108,9 @@ def _of_object(servers: Iterable[SubscriptionsProxy], uid: str, object_id: str) 
 
 
 def _show_all(found: Sequence[Facts], what: str) -> None:
-    for facts in found:
+    for number, facts in enumerate(found):
+        if number:
+            click.echo()
         _show(facts, what)
 
 
@@ -114,8 +118,10 @@ def _show(facts: Facts, what: str) -> None:
     """One server's answer."""
     whole = ("whole", "", f"{what} is {verdict(facts)}, at {facts['server']}")
     _show_folded(("level", "", "because"), [whole, *levels(facts)])
+    click.echo()
     if facts["conditions"]:
         _show_folded(("holds", "condition", "found"), _conditions(facts["conditions"]))
+        click.echo()
     _show_folded(("term", "", "of the subscription"), _terms(facts))
 
 

@@ -94,6 +94,7 @@ def test_each_level_and_condition_stands_in_the_table(
     answer = said(*flags, "explain", explained[1], "--metadata", FIGURE_1)
     rows = [line.split("\t") for line in answer.out.splitlines()]
     assert ["yes", "//lat>33", "'33.34'"] in rows
+    assert rows[rows.index(["holds", "condition", "found"]) - 1] == [""]  # between tables
     assert ["predicate", "yes", "see below"] in rows
     [first] = [row for row in rows if row[0] == "first"]
     assert first[1] == "yes"
