@@ -24,7 +24,7 @@ from jbi_pubsub.policy.policy import PolicyRule, shown_value, when_shown
 from jbi_pubsub.policy.policyfile import POLICY_KEYS
 from jbi_pubsub.policy.policyset import PolicySet
 from jbi_pubsub.policy.units import Unit, amount, with_unit
-from jbi_pubsub.policy.writing import value_of, written
+from jbi_pubsub.policy.writing import rewritten, value_of
 
 from .near import pair
 from .settings import blamed
@@ -247,12 +247,16 @@ def asked() -> Iterator[str]:
 def append_policy(path: Path, table: Mapping[str, Any]) -> str:
     """Write a policy behind what a file says, if all of it can be used then; what was written. Raises PolicyError, or
     ConfigurationError for a file that can't be written."""
-    try:
-        before = path.read_text("utf-8-sig") if path.exists() else ""
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigurationError(f"{path} can't be read: {exc}") from exc
     text = dumped({"policy": [table]})
-    written(path, before + ("\n" if before and not before.endswith("\n") else "") + ("\n" if before else "") + text)
+
+    def longer() -> str:
+        try:
+            before = path.read_text("utf-8-sig") if path.exists() else ""
+        except (OSError, UnicodeDecodeError) as exc:
+            raise ConfigurationError(f"{path} can't be read: {exc}") from exc
+        return before + ("\n" if before and not before.endswith("\n") else "") + ("\n" if before else "") + text
+
+    rewritten(path, longer)
     return text
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,10 +27,16 @@ def set_value(path: Path, key: str, said: str) -> tuple[PolicySet, PolicySet]:
     ConfigurationError for a file that can't be written."""
     if max(len(key), len(said)) > VALUE_MOST:
         raise PolicyError(f"a key or value of more than {VALUE_MOST} characters", hint="Write it into the file")
-    document, _ = read(path)
-    before = policies_of(document)
-    document.check()
-    return before, written(path, changed(document, key, value_of(key, said)))
+    before: list[PolicySet] = []
+
+    def text() -> str:
+        document, _ = read(path)
+        before.append(policies_of(document))
+        document.check()
+        return changed(document, key, value_of(key, said))
+
+    after = rewritten(path, text)
+    return before[0], after
 
 
 def is_about_people(key: str) -> bool:
@@ -37,14 +44,16 @@ def is_about_people(key: str) -> bool:
     return _names_of(key)[:1] in (["group"], ["role"])
 
 
-def written(path: Path, text: str) -> PolicySet:
-    """The policies of the text, which the file has from now on, as a whole. Raises PolicyError, ConfigurationError."""
-    document = parse(text, path.name)
-    access_rules(document)
-    policies = policies_of(document)
-    document.check()
+def rewritten(path: Path, made: Callable[[], str]) -> PolicySet:
+    """The policies of the text, which the file has from now on, as a whole. `made` makes it of what the file says: who
+    else changes it waits meanwhile. Raises PolicyError, ConfigurationError."""
     try:
         with files.written(path.resolve(), mode=None) as file:  # a link stays one
+            text = made()
+            document = parse(text, path.name)
+            access_rules(document)
+            policies = policies_of(document)
+            document.check()
             file.write(text.encode())
     except (OSError, UnicodeEncodeError) as exc:
         raise ConfigurationError(f"{path} can't be written: {getattr(exc, 'strerror', None) or exc}") from exc

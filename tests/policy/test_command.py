@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import threading
+import tomllib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jbi_pubsub.cli.app import run
+from jbi_pubsub.cli.policies import append_policy
 from jbi_pubsub.pad.server.server import DisseminationServer
 from jbi_pubsub.policy.users import Account, write_accounts
+from jbi_pubsub.policy.writing import set_value
 
 
 @pytest.fixture
@@ -329,3 +336,27 @@ def test_users_without_a_password_are_warned_of(jbi: Any, tmp_path: Path) -> Non
         "p.toml:2:1: warning: user 'alice'",
         "p.toml:3:1: warning: user 'bob'",
     ]
+
+
+def test_of_changes_at_once_none_is_lost(tmp_path: Path) -> None:
+    # Given a file that eight change at once: four one value each, four by a policy more
+    path = tmp_path / "p.toml"
+    path.write_text('[[policy]]\nname = "p"\nimportance = 2\n')
+    changes: list[Callable[[], object]] = [
+        *(partial(set_value, path, f"role.U{n}", "cas") for n in range(4)),
+        *(partial(append_policy, path, {"name": f"n{n}", "importance": 3}) for n in range(4)),
+    ]
+    together = threading.Barrier(len(changes))
+
+    def change(made: Callable[[], object]) -> None:
+        together.wait()
+        made()
+
+    # When
+    with ThreadPoolExecutor(len(changes)) as pool:
+        list(pool.map(change, changes))
+
+    # Expect all of it in the file
+    tables = tomllib.loads(path.read_text())
+    assert sorted(tables["role"]) == ["U0", "U1", "U2", "U3"]
+    assert sorted(each["name"] for each in tables["policy"]) == ["n0", "n1", "n2", "n3", "p"]
