@@ -17,6 +17,7 @@ from jbi_pubsub.policy.units import amount, rate
 from jbi_pubsub.policy.writing import changed, value_of
 from jbi_pubsub.qos.simulate import JUDGING, Change, Simulated, Stage, Workload, demo, simulate
 from jbi_pubsub.spark.plots import Plot, Series, thinned
+from jbi_pubsub.subscriber.moments import seconds_at
 
 from . import charts
 from .options import FILE, JsonArguments, argument, command, option, repeated
@@ -43,6 +44,9 @@ class _Simulate(JsonArguments):
         metavar="demo|FILE",
     )
     duration: str | None = option('Duration, "10 min"; default 10 min, or that of FILE.', metavar="TIME")
+    begin: str | None = option(
+        "Time of the first second, for policies in force at times: 2026-12-24T18:00Z; default now.", metavar="TIME"
+    )
     said: tuple[str, ...] = repeated(
         'Change a key of the file at that time; "bandwidth" is the capacity of the links.',
         "--set",
@@ -84,7 +88,9 @@ def simulated(given: _Simulate) -> None:
         )
     began = time.process_time()
     cost = _positive("--judging", given.judging, JUDGING)
-    found = simulate(policies, load, seconds, changes=changes, judging=cost, component=given.component)
+    now = time.time()
+    begins = now if given.begin is None else seconds_at(given.begin, now=now, what="--begin")
+    found = simulate(policies, load, seconds, changes=changes, judging=cost, component=given.component, begins=begins)
     spent = time.process_time() - began
     if given.page is not None:
         lead = f"Simulated deliveries under {given.file}: {len(load.publications):,} objects in {seconds:g} s."

@@ -230,9 +230,11 @@ def simulate(
     judging: float = JUDGING,
     component: str = "alpha@rome",
     bins: int = 15,
+    begins: float = 0.0,
 ) -> Simulated:
-    """Run a workload under policies for so many virtual seconds. Raises JbiError for what can't be."""
-    return _Simulation(policies, workload, seconds, changes, judging, component, bins).run()
+    """Run a workload under policies for so many virtual seconds. `begins` is the time of the first, for policies that
+    are in force at times. Raises JbiError for what can't be."""
+    return _Simulation(policies, workload, seconds, changes, judging, component, bins, begins).run()
 
 
 class _Simulation:
@@ -247,6 +249,7 @@ class _Simulation:
         judging: float,
         component: str,
         bins: int,
+        begins: float,
     ) -> None:
         self._seconds = seconds
         self._judging = judging
@@ -260,7 +263,7 @@ class _Simulation:
             component,
             installed=self._use,
             measured=self._network.resources,
-            wall=lambda: clock.now,
+            wall=lambda: begins + clock.now,
             clock=lambda: clock.now,
         )
         self._local.stop()  # its thread: `look` is called here

@@ -310,6 +310,22 @@ def test_what_waits_takes_no_memory_of_its_own(tmp_path: Path) -> None:
     assert most < 200_000_000
 
 
+@pytest.mark.parametrize(
+    ("when", "importance"), [([], 5), (["--begin", "2024-12-31T23:59Z"], 3), (["--begin", "2025-01-01T00:00Z"], 5)]
+)
+def test_policies_are_in_force_at_the_time_that_is_simulated(tmp_path: Path, when: list[str], importance: int) -> None:
+    # Given a policy that is in force since 2025
+    policies, trace = tmp_path / "policy.toml", tmp_path / "trace.jsonl"
+    policies.write_text('[[policy]]\nname = "p"\ntype = "t"\nimportance = 5\nfrom = 2025-01-01T00:00:00Z\n')
+    trace.write_text('{"subscriber": "one", "type": "t"}\n{"at": 0.5, "type": "t", "size": 1000}\n')
+    # When it is simulated now, or at another time
+    asked = ["policy", "simulate", str(policies), "--workload", str(trace), *when, "--json"]
+    ran = CliRunner().invoke(jbi, asked, standalone_mode=False)
+    # Expect
+    [stage] = json.loads(ran.output)["stages"]
+    assert [row["importance"] for row in stage["rows"]] == [importance]
+
+
 def test_a_trace_of_years_is_refused(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     trace.write_text('{"subscriber": "one", "type": "t"}\n{"at": 9e6, "type": "t", "size": 1}')
