@@ -18,7 +18,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from jbi_pubsub.core.errors import ConfigurationError, JbiError, StudyError
-from jbi_pubsub.core.xml import MAX_METADATA_BYTES, MAX_XML_PAYLOAD_BYTES, Element, parse_metadata
+from jbi_pubsub.core.xml import MAX_METADATA_BYTES, MAX_XML_PAYLOAD_BYTES, Element, parse_metadata, to_bytes
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.spark import dataset, passes
 from jbi_pubsub.spark.dataset import Contracts, PublicationRow, RegistrationRow, Reject, hashed
@@ -150,9 +150,12 @@ class Intake:
         for path in paths:
             name = str(path.relative_to(source)) if source.is_dir() else path.name
             try:
-                if path.is_dir() or path.resolve() in left or path.with_suffix(METADATA).is_file():
+                has_metadata = path.with_suffix(METADATA).is_file()
+                if path.is_dir() or path.resolve() in left or (has_metadata and path.suffix == PAYLOAD):
                     continue  # what is no document: a payload is read with its metadata
-                if path.suffix.lower() != ".xml" or not path.is_file():
+                if has_metadata and path.suffix == ".xml":
+                    self.reject("publications", name, f"has the id of {path.stem}{METADATA} beside it")
+                elif path.suffix.lower() != ".xml" or not path.is_file():
                     self.reject("publications", name, "is not a .xml file")
                 elif path.stat().st_size > MAX_METADATA_BYTES:
                     self.reject("publications", name, f"has more than {MAX_METADATA_BYTES:,} bytes, which is the limit")
@@ -275,7 +278,7 @@ def _of_line(line: PublicationLine, where: str) -> PublicationRow:
         line.version or "1.0",
         line.time,
         line.publisher or "",
-        line.metadata.encode(),
+        to_bytes(line.metadata),
         dataset.NOT_SAID if size is None else size,
         payload,
     )

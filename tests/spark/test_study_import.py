@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 
 from jbi_pubsub.cli.app import jbi, run
 from jbi_pubsub.core.errors import StudyError
+from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.spark import dataset, passes
 from jbi_pubsub.spark.dataset import PublicationRow
 from jbi_pubsub.spark.domain import StudyDomain
@@ -52,6 +53,8 @@ def alerts(tmp_path: Path) -> Path:
     for name in ("canada", "again"):
         (folder / f"{name}.metadata.xml").write_bytes((CAP / "canada.xml").read_bytes())
     (folder / "again.payload").write_bytes(b"\x00\x01")
+    (folder / "again.xml").write_text("<alert/>")
+    (folder / "again.txt").write_text("not a document either")
     (folder / "broken.xml").write_text("<alert>")
     (folder / "other.xml").write_text("<track/>")
     (folder / "huge.xml").write_bytes(b"<a>" + b" " * (64 << 20) + b"</a>")
@@ -78,13 +81,16 @@ def test_documents_are_typed_by_their_schema_and_share_a_registration_where_inva
     assert len(registration.entries) > 1
     # Expect all else among the rejects, each with its reason
     reasons = {reject.row: reject.reason for reject in data.rejects}
-    assert reasons.keys() == {"bad", "wanted.jsonl line 3", "broken", "other", "huge.xml", "notes.txt"}
+    assert reasons.keys() == {
+        "bad", "wanted.jsonl line 3", "broken", "other", "huge.xml", "notes.txt", "again.txt", "again.xml",
+    }  # fmt: skip
+    assert reasons["again.xml"] == "has the id of again.metadata.xml beside it"
     assert "not well-formed" in reasons["broken"]
     assert "more than 1,048,576 bytes" in reasons["huge.xml"]
-    assert told["rejects"] == 6
+    assert told["rejects"] == 8
     study = command("fanout", tmp_path / "data", "--out", tmp_path / "out", "--json")
     assert json.loads(study.output)["numbers"]["deliveries"] == 2
-    assert json.loads(study.output)["run"]["rejected"] == 6
+    assert json.loads(study.output)["run"]["rejected"] == 8
 
 
 def test_json_lines_are_publications_and_each_bad_one_is_named(tmp_path: Path) -> None:
@@ -101,6 +107,14 @@ def test_json_lines_are_publications_and_each_bad_one_is_named(tmp_path: Path) -
         ("o1", "t", 5.5, b"x"), ("given.jsonl line 2", "t2", None, b"\xff"),
     ]  # fmt: skip
     assert [reject.row for reject in data.rejects] == [f"given.jsonl line {n}" for n in (3, 4, 5, 7)]
+
+
+def test_the_text_of_a_line_is_read_as_a_text_whatever_encoding_its_declaration_names(tmp_path: Path) -> None:
+    text = '<?xml version="1.0" encoding="iso-8859-1"?><t>\u00e9</t>'
+
+    _, [published], _ = imported(tmp_path, lines(tmp_path / "given.jsonl", {"metadata": text}))
+
+    assert parse_metadata(published.metadata).text == "\u00e9"
 
 
 def test_parquet_of_publications_takes_its_contracts_from_another_data_set(tmp_path: Path) -> None:
