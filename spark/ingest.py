@@ -154,7 +154,7 @@ class Intake:
                 if path.is_dir() or path.resolve() in left or (has_metadata and path.suffix == PAYLOAD):
                     continue  # what is no document: a payload is read with its metadata
                 if has_metadata and path.suffix == ".xml":
-                    self.reject("publications", name, f"has the id of {path.stem}{METADATA} beside it")
+                    self.reject("publications", name, f"has the id of {path.stem}{METADATA} next to it")
                 elif path.suffix.lower() != ".xml" or not path.is_file():
                     self.reject("publications", name, "is not a .xml file")
                 elif path.stat().st_size > MAX_METADATA_BYTES:

@@ -212,7 +212,7 @@ def told(state: State) -> Result:
         study="watch",
         question="What arrives, and who would get how much of it, window by window?",
         facts=(
-            ("publications", f"{total:,}, {state.rejected:,} more could not be read"),
+            ("publications", f"{total:,}, {state.rejected:,} more could not be read, or have no time"),
             ("deliveries", f"{state.deliveries:,}, {state.deliveries / total:.2f} an object" if total else "0"),
             ("windows", f"{state.closed:,} closed, {len(state.open):,} open, of {state.settings.window} s"),
             ("watermark", f"{when(state.watermark)} UTC"),

@@ -102,7 +102,8 @@ def field_told(name: str, value: object) -> str:
     if name in UNITS and isinstance(value, int | float):
         return with_unit(value, UNITS[name])
     if isinstance(value, list):
-        word = ", " if name == "shape" else " to " if name == "importance" else " or "
+        is_sequence = name == "shape" or all(isinstance(each, int | float) for each in value)  # numbers: weights
+        word = " to " if name == "importance" else ", " if is_sequence else " or "
         return word.join(field_told(name, each) for each in value)
     if isinstance(value, Mapping):
         return "{" + _told({key: each for key, each in value.items() if key != "name"}) + "}"

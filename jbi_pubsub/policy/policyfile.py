@@ -33,6 +33,8 @@ POLICY_KEYS: Final = (
     "name", *CONTEXT, "action", "attribute", "when", "namespaces", "precedence", "preference", *FIELDS, "from", "until",
     "hours", "days", "allow",
 )  # fmt: skip
+OF_DELIVERIES: Final = frozenset({"shape", "replace", "queue", "oversize"})
+"""Keys that have an effect on what is delivered alone."""
 PREFERENCE_KEYS: Final = FIELDS[1:]
 """A preference says nothing of importance."""
 ALLOW_KEYS: Final = ("importance", "deadline", "max_rate", "max_size", "shape", "replace")
@@ -211,6 +213,13 @@ class PolicyReader(TableReader):
             self._document.warn(rule.place, f"policy {rule.name!r} says nothing", f"There is {', '.join(FIELDS)}")
         if condition is False:
             self._document.warn(self._document.value((*at, "when")), f"policy {rule.name!r} never applies")
+        if actions is not None and actions.said == ("publish",):
+            for key in sorted(OF_DELIVERIES & table.keys()):
+                self._document.warn(
+                    self._document.key((*at, key)),
+                    f"{key} has no effect on publishers",
+                    "Leave action out, or add subscribe",
+                )
         return rule
 
     def _some_of(self, globs: Globs, known: Sequence[str], at: Where, what: str) -> None:

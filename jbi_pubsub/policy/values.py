@@ -66,7 +66,7 @@ def _replace(said: object) -> str:
         try:
             compile_predicate(said, argument="replace")
         except PredicateError as exc:
-            raise ValueError(exc.message.removeprefix("replace: ")) from exc
+            raise ValueError(". ".join(filter(None, (exc.message.removeprefix("replace: "), exc.hint)))) from exc
     return said
 
 

@@ -389,6 +389,8 @@ class TestLanguages:
             compile_predicate("a", language="xpaht")
         with pytest.raises(PredicateError, match=r"Did you mean tcl\?"):
             compile_predicate("a", language="tlc")
+        with pytest.raises(PredicateError, match="write XPath here"):
+            compile_predicate("a", language="tcl")
 
     @pytest.mark.row("J-09")
     def test_a_plugged_in_language_is_used(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -360,3 +360,9 @@ def test_of_changes_at_once_none_is_lost(tmp_path: Path) -> None:
     tables = tomllib.loads(path.read_text())
     assert sorted(tables["role"]) == ["U0", "U1", "U2", "U3"]
     assert sorted(each["name"] for each in tables["policy"]) == ["n0", "n1", "n2", "n3", "p"]
+
+
+def test_weights_that_are_set_are_told_as_a_sequence(jbi: Any, tmp_path: Path) -> None:
+    (tmp_path / "p.toml").write_text("[space]\nweights = [16, 8, 4, 2, 1]\n")
+    _, out, _ = jbi("policy", "set", "--file", "p.toml", "space.weights", "[1, 2, 4, 8, 16]")
+    assert out == "~ space weights: 16, 8, 4, 2, 1 -> 1, 2, 4, 8, 16\n"

@@ -179,6 +179,9 @@ def test_what_is_hardly_meant_is_said() -> None:
     assert noted(P + 'importance = "5"\n')[0].endswith("(most important). Write it without quotes")
     assert "Did you mean 'registration'?" in noted(P + 'replace = "registraton"\n')[0]
     assert noted(P + 'replace = "//registraton"\n') == []
+    idle = P + 'action = "publish"\nimportance = 2\nmax_rate = "2/s"\nshape = "grey"\n'
+    assert noted(idle) == ["6:1: warning: shape has no effect on publishers. Leave action out, or add subscribe"]
+    assert noted(idle.replace('"publish"', '["publish", "subscribe"]')) == []
     assert "3:8: warning: policy 'p' never applies" in noted(P + 'when = "False"\nimportance = 2\n')[0]
 
 
@@ -337,3 +340,12 @@ def test_whatever_a_file_says_it_is_used_or_refused_with_a_reason(data: st.DataO
     policies.check(0.0)
     who = CallerFacts(("u",), (), (), ("",), ("",), ("10.0.0.1",))
     policies.resolve(who, now=1e9).outcome(lambda _node: True)
+
+
+def test_what_replaces_in_a_namespace_is_written_without_prefixes() -> None:
+    # Given a path with a prefix: the message shows how to write it
+    told = noted(P + "namespaces = { c = 'urn:cap' }\nreplace = '/c:alert/c:identifier'\n")
+    assert "*[local-name()='alert' and namespace-uri()='urn:...']" in told[0]
+    # Expect that to be taken
+    path = "/*[local-name()='alert' and namespace-uri()='urn:cap']/*[local-name()='identifier']"
+    assert noted(P + f'replace = "{path}"\n') == []

@@ -84,7 +84,7 @@ def test_documents_are_typed_by_their_schema_and_share_a_registration_where_inva
     assert reasons.keys() == {
         "bad", "wanted.jsonl line 3", "broken", "other", "huge.xml", "notes.txt", "again.txt", "again.xml",
     }  # fmt: skip
-    assert reasons["again.xml"] == "has the id of again.metadata.xml beside it"
+    assert reasons["again.xml"] == "has the id of again.metadata.xml next to it"
     assert "not well-formed" in reasons["broken"]
     assert "more than 1,048,576 bytes" in reasons["huge.xml"]
     assert told["rejects"] == 8

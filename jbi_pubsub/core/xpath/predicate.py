@@ -299,7 +299,9 @@ def compiler_of(language: str, argument: str = "language") -> Compiler:
     if compiler is None:
         raise PredicateError(
             f"{argument}: unknown predicate language {language[:MAX_SHOWN]!r}",
-            hint=near_hint(language, (*languages(), TCL)),
+            hint="Adapters put it into XPath: write XPath here"
+            if language == TCL
+            else near_hint(language, (*languages(), TCL)),
             argument=argument,
             expression="",
             position=0,

@@ -88,6 +88,10 @@ AXES: Final = frozenset(
     ]
 )
 _NODE_TYPES: Final = frozenset(["comment", "text", "processing-instruction", "node"])
+_BIND: Final = (
+    "Give its namespace, for example namespaces={{'{prefix}': 'urn:...'}}; where none can be given, write "
+    "*[local-name()='{local}' and namespace-uri()='urn:...']"
+)
 
 FUNCTIONS: Final[Mapping[str, tuple[int, int]]] = {
     "last": (0, 0),
@@ -496,7 +500,7 @@ class _Parser:
         if uri is None:
             raise self._fault(
                 f"the prefix {prefix!r} is not bound",
-                hint="Give its namespace with the subscription, for example namespaces={'" + prefix + "': 'urn:...'}",
+                hint=_BIND.format(prefix=prefix, local=local),
                 place=self._at - 1,
             )
         return f"{{{uri}}}{local}"
