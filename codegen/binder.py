@@ -25,8 +25,8 @@ from typing import Final, NamedTuple, NoReturn
 
 import msgspec
 
-from jbi_pubsub.codegen.model import TEXT, Field, TypeModel, ValueType, classes_of, fields_of, readable
-from jbi_pubsub.codegen.values import NotAValueError, canonical_text
+from jbi_pubsub.codegen.model import TEXT, Field, TypeModel, classes_of, fields_of, readable
+from jbi_pubsub.codegen.values import NotAValueError, canonical_text, needs_context
 from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.errors import InvariantError, MetadataError
 from jbi_pubsub.core.xml import Element, has_plain_markup, parse_metadata
@@ -142,12 +142,6 @@ def _bare(entry: str, fields: tuple[Field, ...]) -> Node:
         else:
             node.leaves[one.tag] = slot
     return node
-
-
-def needs_context(kind: ValueType) -> bool:
-    """Whether values of `kind` mean something only together with the namespaces in scope (xs:QName)."""
-    parts = (*kind.members, *((kind.items,) if kind.items is not None else ()))
-    return kind.builtin in ("QName", "NOTATION") or any(needs_context(part) for part in parts)
 
 
 class Binder:

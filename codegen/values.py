@@ -154,6 +154,12 @@ def _make_canonical(entry: Any) -> None:
             ) from exc
 
 
+def needs_context(kind: ValueType) -> bool:
+    """Whether values of `kind` mean something only together with the namespaces in scope (xs:QName)."""
+    parts = (*kind.members, *((kind.items,) if kind.items is not None else ()))
+    return kind.builtin in ("QName", "NOTATION") or any(needs_context(part) for part in parts)
+
+
 def is_value(text: str, kind: ValueType) -> bool:
     """Whether `text` is a value of `kind`."""
     try:
@@ -385,7 +391,7 @@ def _within(value: str, facet: str, bound: str, builtin: str) -> bool:
     if builtin == "decimal" or builtin in INTEGERS:
         left, right = Decimal(value), Decimal(bound)
     elif builtin in ("double", "float") and "NaN" not in (value, bound):
-        left, right = Decimal(value.replace("INF", "inf")), Decimal(bound.replace("INF", "inf"))
+        left, right = (Decimal(each.replace("INF", "inf")) for each in (value, _READERS[builtin](bound)))
     else:
         return True
     return {

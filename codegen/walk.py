@@ -44,7 +44,7 @@ from jbi_pubsub.codegen.schema import (
     place_of,
     prefixes_of,
 )
-from jbi_pubsub.codegen.values import INTEGERS, NotAValueError, canonical_text
+from jbi_pubsub.codegen.values import INTEGERS, NotAValueError, canonical_text, needs_context, normalize
 from jbi_pubsub.core.errors import SchemaError
 from jbi_pubsub.core.xml import XSD
 
@@ -508,7 +508,7 @@ class ValueTypes:
     def _made(self, kind: XsdSimpleType) -> tuple[ValueType, list[XsdSimpleType]]:
         """The value type, and the types that it is made of."""
         facets: list[tuple[str, str]] = []
-        enumeration: list[Any] | None = None
+        enumeration: list[str] | None = None
         has_pattern = False
         at: Any = kind
         while True:
@@ -520,9 +520,9 @@ class ValueTypes:
             has_pattern = has_pattern or at.elem.get(PATTERN) is not None
             for name, facet in at.facets.items():
                 if name in _FACETS and getattr(facet, "value", None) is not None:
-                    facets.append((_FACETS[name], str(facet.value)))
+                    facets.append((_FACETS[name], normalize(facet.elem.get("value"), "collapse")))
                 elif name == f"{{{XSD}}}enumeration" and enumeration is None:
-                    enumeration = list(facet.enumeration)
+                    enumeration = [each.get("value") for each in facet]
             at = at.base_type
         space = kind.white_space or "preserve"
         name = str(kind.prefixed_name) if kind.name else f"a restriction of {at.prefixed_name or 'a list or union'}"
@@ -530,6 +530,7 @@ class ValueTypes:
         if isinstance(at, XsdList):
             parts = [at.item_type]
             items = self.of(at.item_type)
+            enumeration = None if items.members and items.is_loose else enumeration  # as of such a union
             is_loose = has_pattern or items.is_loose
             found = ValueType(name, "list", "collapse", items=items, facets=tuple(facets), is_loose=is_loose)
         elif isinstance(at, XsdUnion):
@@ -557,13 +558,13 @@ def _bounds_of(builtin: XsdAtomicBuiltin) -> Iterator[tuple[str, str]]:
         at = at.base_type
 
 
-def _with_enumeration(kind: ValueType, values: list[Any] | None) -> ValueType:
-    if values is None:
+def _with_enumeration(kind: ValueType, values: list[str] | None) -> ValueType:
+    if values is None or needs_context(kind):  # of names the prefixes are not at hand: left to validation
         return kind
     try:
-        canonical = tuple(dict.fromkeys(canonical_text(str(value), kind) for value in values))
+        canonical = tuple(dict.fromkeys(canonical_text(value, kind) for value in values))
     except NotAValueError:
-        return kind  # xs:QName and the like, whose prefixes are not at hand: left to validation
+        return kind  # of more digits or items than are read here: left to validation
     return msgspec.structs.replace(kind, enumeration=canonical)
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from jbi_pubsub.codegen.model import ValueType
 from jbi_pubsub.codegen.values import MAX_LIST_ITEMS, MAX_VALUE_CHARS, NotAValueError, canonical_text, is_value
+from jbi_pubsub.core.errors import MetadataError
 from jbi_pubsub.lookup.entry import canonical
 
 DAYS = st.dates(min_value=date(2, 1, 2), max_value=date(9998, 12, 30))
@@ -208,6 +209,55 @@ def test_numbers_keep_to_the_bounds_of_their_type(facet, bound, good, bad):
     bounded = kind("decimal", facets=((facet, bound),))
     assert is_value(good, bounded)
     assert not is_value(bad, bounded)
+
+
+@pytest.mark.parametrize("bound", ["0.3", "0.7", "1.1", "89.9", "1e39", "-INF"])
+def test_a_value_of_single_precision_is_held_against_a_bound_of_single_precision(bound):
+    for facet in ("minInclusive", "maxInclusive"):
+        assert is_value(bound, kind("float", facets=((facet, bound),)))
+    for facet in ("minExclusive", "maxExclusive"):
+        assert not is_value(bound, kind("float", facets=((facet, bound),)))
+
+
+@pytest.mark.parametrize(
+    ("items", "values", "document"),
+    [
+        ('<xs:union memberTypes="xs:int xs:token"/>', ("1", "2 3"), "+2  03"),
+        ('<xs:union memberTypes="Word xs:int"/>', ("1", "2 3"), "+2 3"),
+        ('<xs:restriction base="xs:int"/>', ("1", " 2 3 "), "02 3"),
+        ('<xs:restriction base="xs:token"/>', ("a", "b c"), "b  c"),
+        ('<xs:restriction base="xs:anyURI"/>', ("a", "b c"), "b c"),
+        ('<xs:restriction base="xs:float"/>', ("1", "2 -INF"), "2.0 -INF"),
+        ('<xs:restriction base="xs:NMTOKEN"/>', ("a", "b c"), "b c"),
+    ],
+)
+def test_an_enumeration_of_lists_takes_each_of_their_spellings(make, items, values, document):
+    # Given a type of lists of which some are allowed
+    few = "".join(f'<xs:enumeration value="{value}"/>' for value in values)
+    types = WORD + simple("I", items) + simple("L", '<xs:list itemType="I"/>')
+    opened = make.type(
+        make.root(
+            '<xs:element name="e" type="F"/>',
+            more=types + simple("F", f'<xs:restriction base="L">{few}</xs:restriction>'),
+        )
+    )
+    # Expect what validation takes to be taken, and of lists that compare by value no other one
+    for text in (*values, document):
+        opened.validate(made := make.document(f"<r><e>{text}</e></r>"))
+        assert opened.entries(made)
+    if "Word" not in items:
+        with pytest.raises(MetadataError, match="one of"):
+            opened.entries(make.document("<r><e>4</e></r>"))
+
+
+def test_an_enumeration_of_names_is_left_to_validation(make):
+    # Given a name without a prefix in the schema, where a namespace is the default
+    few = simple("Q", '<xs:restriction base="xs:QName"><xs:enumeration xmlns="urn:d" value="a"/></xs:restriction>')
+    opened = make.type(make.root('<xs:element name="e" type="Q"/>', more=few))
+    document = make.document('<r xmlns:d="urn:d"><e>d:a</e></r>')
+    # Expect the name to be taken with a prefix
+    opened.validate(document)
+    assert make.shown(opened.entries(document)) == [("REntry", {"e": "{urn:d}a"})]
 
 
 def test_lengths_count_what_the_type_counts():
