@@ -308,6 +308,9 @@ def run(arguments: Sequence[str]) -> int:
     except Exception as exc:
         from jbi_pubsub.core import errors  # here: `jbi --help` starts faster without
 
+        if isinstance(exc, RuntimeError) and "can't start new thread" in str(exc):
+            click.echo(f"jbi: {exc}. The system allows no more here: see `ulimit -u`, TasksMax of the unit", err=True)
+            return 1
         if not isinstance(exc, errors.JbiError):
             raise
         exc.hint = _as_options(exc.hint)

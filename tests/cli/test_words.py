@@ -11,6 +11,7 @@ import shlex
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -662,3 +663,16 @@ def test_a_place_that_can_not_be_written_is_code_2(said: Callable[..., Any], mon
         answer = said(*ALONE, *arguments)
         assert (answer.code, answer.is_one_line()) == (2, True), answer
         assert f"{place}: Permission denied. Name a place that" in answer.err
+
+
+def test_where_the_system_has_no_more_threads_a_command_says_so(
+    said: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a host that begins no thread any more; Expect one line with what to look at
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    answer = said(*ALONE, "services")
+    assert (answer.code, answer.is_one_line()) == (1, True), answer
+    assert "can't start new thread. The system allows no more here" in answer.err

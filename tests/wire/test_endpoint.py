@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import ssl
 import threading
@@ -227,3 +228,37 @@ def test_closing_a_client_ends_the_call_of_another_thread_and_nothing_else(
     caller.join(60.0)
     # Expect the other thread to be told, by our error
     assert [type(exc) for exc in ended] == [WireError]
+
+
+class _FullTable:
+    """A listening socket of a process that may open no more files."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self.tries = 0
+
+    def accept(self) -> Any:
+        self.tries += 1
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._listener, name)
+
+
+@pytest.mark.processes
+def test_a_port_that_can_accept_nothing_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, eventually: Callable[..., Any]
+) -> None:
+    # Given a port of a process that may open no more files
+    monkeypatch.setattr("jbi_pubsub.core.wire.endpoint.ACCEPT_SECONDS", 0.001)
+    nothing: Callable[[socket.socket, Caller], None] = lambda _sock, _caller: None  # noqa: E731  # of two kinds
+    endpoint = Endpoint("127.0.0.1", 0, name="full", security=Security(), control=nothing, data=nothing)
+    full = _FullTable(endpoint._listener)
+    monkeypatch.setattr(endpoint, "_listener", full)
+    # When it tries again and again; Expect one line in the log
+    endpoint.start()
+    eventually(lambda: full.tries > 20)
+    endpoint.stop()
+    assert [each.getMessage() for each in caplog.records].count(
+        "full: accept failed, trying again: [Errno 24] Too many open files"
+    ) == 1

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-import math
 import select
 import socket
 import ssl
@@ -42,6 +41,7 @@ from .credentials import LOOK_SECONDS, Facts
 from .places import PortPlace, peer_of
 from .port_connections import PortConnections, shut
 from .ref import PROTOCOL
+from .refusals import RefusalLog
 from .tls import TlsIdentity, explained, is_no_tls
 
 log = logging.getLogger("jbi_pubsub.wire")
@@ -76,9 +76,6 @@ ACCEPT_SECONDS: Final = 0.2
 
 LINGER_SECONDS: Final = 1.0
 """For the peer to read why it was refused."""
-
-TOLD_MOST: Final = 20
-"""Refusals that are logged in a minute, each peer and reason once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +221,7 @@ class Endpoint:
         self.port = int(self._listener.getsockname()[1])
         self.address = with_port(advertise or host, self.port)
         self.connections: Final = PortConnections(max_connections)
-        self._told = _RefusalLog()
+        self._told = RefusalLog()
         self._thread = threading.Thread(target=self._accept_all, name=f"{name}-accept", daemon=True)
 
     def start(self) -> None:
@@ -261,6 +258,7 @@ class Endpoint:
             undo.pop_all()
 
     def _accept_all(self) -> None:
+        failures = RefusalLog()  # of its own: strangers may fill the other one
         while not self.connections.stopping:
             with guarded("accepting a connection"):
                 try:
@@ -272,7 +270,8 @@ class Endpoint:
                 except OSError as exc:
                     if self.connections.stopping or exc.errno in (errno.EBADF, errno.EINVAL):
                         return
-                    log.warning("%s: accept failed, trying again: %s", self.name, exc)
+                    if failures.is_new("", str(exc), time.monotonic()):
+                        log.warning("%s: accept failed, trying again: %s", self.name, exc)
                 else:
                     with contextlib.ExitStack() as undo:
                         undo.callback(sock.close)
@@ -292,7 +291,7 @@ class Endpoint:
         try:
             thread.start()
         except RuntimeError as exc:  # the system has no more threads for us
-            log.warning("%s: %s refused: %s", self.name, address, exc)
+            self._tell(address, str(exc))
             self.connections.refuse(sock, thread)
             sock.close()
 
@@ -344,25 +343,6 @@ class Endpoint:
             log.warning("%s: refused %s: %s", self.name, address, why)
         else:
             log.debug("%s: refused %s: %s", self.name, address, why)
-
-
-class _RefusalLog:
-    """Which refusals were logged in this minute."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._since = -math.inf
-        self._known: set[tuple[str, str]] = set()
-
-    def is_new(self, peer: str, why: str, now: float) -> bool:
-        """Whether to log it: not yet in this minute, and not one of too many."""
-        with self._lock:
-            if now - self._since >= 60.0:
-                self._since, self._known = now, set()
-            if (peer, why) in self._known or len(self._known) >= TOLD_MOST:
-                return False
-            self._known.add((peer, why))
-            return True
 
 
 def _take_leave(sock: socket.socket, last: bytes) -> None:

@@ -21,6 +21,7 @@ import os
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, cast
@@ -28,6 +29,8 @@ from typing import Final, cast
 from jbi_pubsub.core import plugins
 from jbi_pubsub.core.errors import ConfigurationError, PortInUseError, WireError, WireTimeoutError
 from jbi_pubsub.core.guard import guarded
+
+from .refusals import RefusalLog
 
 log = logging.getLogger("jbi_pubsub.wire")
 
@@ -136,12 +139,13 @@ class UnixListener:
         self.path.unlink(missing_ok=True)
 
     def _accept_all(self) -> None:
+        failures = RefusalLog()
         while not self._stopping.is_set():
             with guarded("accepting on a Unix socket"):
                 try:
                     sock, _ = self._listener.accept()
                 except OSError as exc:
-                    if not self._stopping.is_set():
+                    if not self._stopping.is_set() and failures.is_new("", str(exc), time.monotonic()):
                         log.warning("%s: accept failed, trying again: %s", self.path, exc)
                     self._stopping.wait(0.2)  # a full file table: others need the time to close
                     continue
