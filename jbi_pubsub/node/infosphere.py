@@ -232,8 +232,10 @@ class Infosphere:
         self._changed()
 
     def _is_wanted(self, body: SequenceBody) -> bool:
-        """Under the lock."""
-        return self._section.silent_receivers or body.is_persistent or self._remote.is_wanted(body.type)
+        """Under the lock. Durable objects can wait until it is told."""
+        is_durable = body.sending.mode == "durable"
+        is_everybodys = self._section.silent_receivers or body.is_persistent
+        return is_everybodys or self._remote.is_wanted(body.type, is_told=is_durable)
 
     def _known(self, uid: str) -> OwnSequence:
         if (own := self._own.get(uid)) is None:

@@ -57,7 +57,8 @@ class OwnSequence:
 
     What is not said is left out, which is told with its number before what follows; a number that never came here is a
     loss, and told as none. What nobody is there for is held for a while, as who wants it may not have been heard of
-    yet; what is left out behind it waits with it, so that all goes in order."""
+    yet, and of durable ones the newest of each key as long as it lives. What is left out behind it waits with it, so
+    that all goes in order."""
 
     def __init__(self, body: SequenceBody, say: Say, before: OwnSequence | None = None) -> None:
         """`say`: Network.say; `before`: the same one as it was."""
@@ -106,12 +107,26 @@ class OwnSequence:
         """Keep an object that nobody wants, as far as is known by now: who does is told within so many seconds, or some
         more. `life`: see above; `is_alone`: no other node is there."""
         least = HELD_SECONDS if is_alone or now - self._begun < HELD_SECONDS else WANTED_SECONDS
-        until = now + min(max(seconds, least), life)
+        until = now + (message.expiration / 1000 if message.durability else min(max(seconds, least), life))
         with self._lock:
+            if message.durability:
+                self._replace(message.durability)
             self._held.append(_HeldObject(now, until, number, 1, message, now + life))
             self._bytes += len(message.body)
             while len(self._held) > HELD_MOST or self._bytes > HELD_BYTES:
                 self._give_up()
+
+    def _replace(self, key: bytes) -> None:
+        """Leave out what is held of a key, as one with what is left out before it."""
+        held = list(self._held)
+        self._held.clear()
+        for each in held:
+            if each.message is not None and each.message.durability == key:
+                self._bytes -= len(each.message.body)
+                each = _HeldObject(each.since, 0.0, each.number)
+            if each.message is None and self._held and self._held[-1].message is None:
+                each = each._replace(objects=each.objects + self._held.pop().objects)
+            self._held.append(each)
 
     def look(self, now: float, *, is_wanted: bool) -> None:
         """Say what is held, if somebody wants it by now, and keep nothing of which the time is over. Raises

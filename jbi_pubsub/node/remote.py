@@ -214,9 +214,11 @@ class RemoteSequences:
         """Whether no other node is there."""
         return not any(each.is_here for each in self._nodes.values())
 
-    def is_wanted(self, type_: TypeName) -> bool:
-        """Whether subscribers somewhere want objects of a type, or at a node that may be back in time for them."""
-        interests = [each.wanted.types for each in self._nodes.values() if each.is_awaited]
+    def is_wanted(self, type_: TypeName, *, is_told: bool = False) -> bool:
+        """Whether subscribers somewhere want objects of a type, or at a node that may be back in time for them. A node
+        that has not said yet wants everything; `is_told`: nothing."""
+        nodes = [each for each in self._nodes.values() if each.is_awaited]
+        interests = [each.wanted.types for each in nodes if not is_told or each.wanted is not EVERYTHING]
         return any(types is None or any(each.type == type_ for each in types) for types in interests)
 
     def demand(self, type_: TypeName, demand: str) -> bool:

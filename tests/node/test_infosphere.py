@@ -17,8 +17,9 @@ from jbi_pubsub.network.datagram import DatagramKind, DatagramMode
 from jbi_pubsub.network.message import NodeMessage
 from jbi_pubsub.network.peers import NodePeer
 from jbi_pubsub.node import ordering, remote, schemas, words
-from jbi_pubsub.node.bodies import VERSION, LeftOutBody, SequenceBody, decoded_body, encoded
+from jbi_pubsub.node.bodies import VERSION, LeftOutBody, SequenceBody, WantedBody, decoded_body, encoded
 from jbi_pubsub.node.infosphere import Infosphere
+from jbi_pubsub.protocol.sending import Sending
 from jbi_pubsub.protocol.wanted import Wanted, WantedType
 
 TYPE = TypeName("x")
@@ -338,6 +339,24 @@ def test_what_was_left_out_before_anybody_here_wanted_it_is_lacking_to_nobody(
         )
     # Expect the second ones to be lacking alone
     assert taken.came == [("filtered", 0), ("filtered", 3)]
+
+
+def test_durable_objects_wait_until_a_subscriber_somewhere_wants_them(wire: Wire) -> None:
+    # Given a durable object of a node that keeps at home what nobody wants, and another node that has just come
+    side = Infosphere(lambda: wire, NodeSection(silent_receivers=False), "bridge")
+    published = BridgedRegistration("r", TYPE, expiration=60.0, sending=Sending("durable", "/x"))
+    side.register(published, TYPE, SchemaBundle("x", (("x", b"r"),)), (), validate=True)
+    side.published()
+    side.publish("r", obj("r", 1), "here", 0.0)
+    # When that tells that it wants nothing yet, and then something
+    said = []
+    for types in (), (WantedType(TYPE),):
+        body = encoded(WantedBody(VERSION, Wanted(1, types)))
+        side.deliver(NodeMessage(DatagramKind.SEQUENCE, DatagramMode.DURABLE, body, ALPHA, epoch=1))
+        side.published()
+        said.append([each.mode for each in wire.said if each.kind == DatagramKind.PUBLICATION])
+    # Expect it to go then
+    assert said == [[], [DatagramMode.DURABLE]]
 
 
 def test_an_object_that_has_waited_is_said_with_the_life_that_it_has_left(side: Infosphere, wire: Wire) -> None:

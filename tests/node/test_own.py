@@ -105,6 +105,24 @@ def test_of_too_many_that_are_held_the_first_are_left_out(line: Line) -> None:
     assert line.said == [(1, 2), *range(3, HELD_MOST + 3)]
 
 
+def test_of_durable_objects_the_newest_of_each_key_is_held_as_long_as_it_lives(line: Line) -> None:
+    def hold(number: int, key: bytes) -> None:
+        message = _object(number)._replace(durability=key * 16, expiration=60_000)
+        line.sequence.hold(number, message, 0.0, 60.0, 2.0, is_alone=False)
+
+    # Given objects of two keys that live for a minute, and many of a third one, which nobody wants
+    for number, key in enumerate((b"a", b"b", b"a"), 1):
+        hold(number, key)
+    for number in range(4, 2 * HELD_MOST):
+        hold(number, b"c")
+    # When somebody wants them 50 seconds later, expect the newest of each, with what is left of its life
+    line.sequence.look(50.0, is_wanted=False)
+    line.go(50.0, 2 * HELD_MOST)
+    numbers = [each if isinstance(each, int) else len(each) for each in line.said]
+    assert numbers == [1, 2, 3, 2 * HELD_MOST - 5, 2 * HELD_MOST - 1, 2 * HELD_MOST]
+    assert line.lives == [10_000, 10_000, 10_000, 0]
+
+
 def test_nothing_is_lost_or_said_twice_where_there_is_no_room_for_a_while(line: Line) -> None:
     # Given things of each kind
     line.hold(1, until=0.0)
