@@ -6,6 +6,7 @@ import contextlib
 import heapq
 import itertools
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -135,6 +136,8 @@ class LeaseRenewalManager:
             for _ in range(min(ready, RENEWALS_AT_ONCE)):
                 self._pool.submit(self._ask)
         except RuntimeError as exc:
+            if "shutdown" in str(exc):  # the program ends: nobody renews any more
+                return math.inf
             log.warning("no thread for renewals, trying again: %s", exc)
             return min(pause, THREAD_SECONDS)
         return pause

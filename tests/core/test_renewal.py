@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +23,15 @@ from jbi_pubsub.core.renewal import (
     is_term,
 )
 
+ENDING = """
+import time
+from jbi_pubsub.core.renewal import LeaseRenewalManager
+manager = LeaseRenewalManager("ending")
+manager.manage("slow", 0.2, lambda: time.sleep(1.0) or 0.2, print)
+for number in range(20):
+    manager.manage(number, 0.3, lambda: 0.3, print)
+time.sleep(0.2)
+"""
 LONG = 30.0
 """Seconds after which a test is given up."""
 
@@ -304,3 +315,11 @@ def test_a_lease_that_is_hastened_is_renewed_at_once(manager: LeaseRenewalManage
     manager.hasten("another")
     manager.hasten("lease")
     assert renewed.wait(LONG)
+
+
+@pytest.mark.processes
+def test_a_program_that_ends_without_closing_says_nothing_of_its_leases() -> None:
+    # Given a program that ends while a lease is renewed slowly, and others are due
+    done = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=120, check=True)
+    # Expect no word of it
+    assert (done.stdout, done.stderr) == ("", "")
