@@ -4,7 +4,8 @@ A registration of this node is a durable message to all, its schema another one,
 other nodes say stands in tables here, and a mirror makes relayed registrations of it at the node's delegate.
 
 Rules:
-- A registration is shown when its schema is here, and as long as its node is heard, and `sequence_timeout` longer.
+- A registration is shown when its schema is here, and as long as its node is heard, and `sequence_timeout` longer. It
+  is heard by its announcements, and by what it says where these don't come.
 - What a node said before it was started anew is over.
 - Objects of a registration are told in the order of their numbers (see ordering).
 """
@@ -233,9 +234,8 @@ class Infosphere:
 
     def _is_wanted(self, body: SequenceBody) -> bool:
         """Under the lock. Durable objects can wait until it is told."""
-        is_durable = body.sending.mode == "durable"
-        is_everybodys = self._section.silent_receivers or body.is_persistent
-        return is_everybodys or self._remote.is_wanted(body.type, is_told=is_durable)
+        is_wanted = self._remote.is_wanted(body.type, is_told=body.sending.mode == "durable")
+        return self._section.silent_receivers or body.is_persistent or is_wanted
 
     def _known(self, uid: str) -> OwnSequence:
         if (own := self._own.get(uid)) is None:

@@ -171,8 +171,11 @@ class RemoteSequences:
 
     def _opened(self, uid: str, message: NodeMessage, now: float) -> RemoteSequence | None:
         node = self._nodes.get(message.origin)
-        if node is not None and 0 < message.epoch < node.epoch:
+        epoch = message.epoch or (node.epoch if node is not None else 0)
+        if node is not None and epoch < node.epoch:
             return None
+        if epoch:
+            self.hear(message.origin, epoch, now)
         found = self._sequences.get(uid)
         if found is None and self._of[message.origin] < SEQUENCES_MOST and len(self._sequences) < 10 * SEQUENCES_MOST:
             found = RemoteSequence(message.origin, message.epoch, ObjectOrder(self.room), now)

@@ -291,6 +291,24 @@ def test_registrations_of_a_silent_node_end_after_their_time_and_return_with_it(
     assert [shown(side) for side in sides] == [{"r"}, {"r"}]
 
 
+@pytest.mark.row("G-96")
+def test_a_node_whose_announcements_do_not_come_is_there_while_its_objects_do(
+    wire: Wire, taken: Taken, eventually: Callable[..., Any]
+) -> None:
+    # Given a registration of a node behind a relay that carries on no announcements
+    side = Infosphere(lambda: wire, NodeSection(sequence_timeout=0.2), "bridge")
+    side.subscribe((), taken)
+    wire.heard.pop(ALPHA)
+    for message in as_said(Infosphere(lambda: wire, NodeSection(), "other"), wire, ALPHA, "r"):
+        side.deliver(message)
+    assert shown(side) == {"r"}
+    # When nothing more comes from there, expect it to end after its time
+    eventually(lambda: not shown(side))
+    # And to be there again with the next object
+    side.deliver(publication("r", 1, 9))
+    assert (shown(side), taken.came) == ({"r"}, [("r", 1)])
+
+
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x93\x01\x02\x03", msgspec.msgpack.encode(["sequence", 1])])
 def test_garbage_is_counted(side: Infosphere, data: bytes) -> None:
     side.deliver(NodeMessage(DatagramKind.SEQUENCE, DatagramMode.RELIABLE, data, ALPHA, epoch=1, serial=1))
