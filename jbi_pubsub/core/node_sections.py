@@ -74,7 +74,7 @@ class NodeSection(Section, frozen=True):
     ack_ranges: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 500
     """Ranges of its own messages in an announcement, and of other nodes'; the rest follows in the next ones."""
     query_seconds: Term = 30.0
-    """Seconds that a query waits for other nodes, unless the query says otherwise."""
+    """Seconds that a query waits for another node that says nothing, unless the query says its time."""
     reachable: tuple[Literal["delegate", "lookup"], ...] = ("delegate", "lookup")
     """Servers of this node that applications at other nodes reach through the networks (`jbi --node`); none: []."""
     answer: bool = True

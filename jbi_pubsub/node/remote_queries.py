@@ -46,6 +46,8 @@ FOUND_BYTES: Final = 256 << 20
 PATIENCE: Final = 0.75
 """Share of a query's time in which results wait for a node that says nothing. It is given up then, so that they come
 before who asks gives up himself."""
+LONGEST_SECONDS: Final = 3_600.0
+"""Time of a query that names none: a slow link may need it, and whoever says nothing is given up long before."""
 KEY_SECONDS: Final = 2.0
 """For what a registration signs with, behind its first object."""
 ROOM_SECONDS: Final = 30.0
@@ -56,6 +58,8 @@ class _NodeAnswer:
     """Answer of one node: results by their numbers, as they come in any order."""
 
     def __init__(self) -> None:
+        self.since = time.monotonic()
+        """When the time began in which it is to say something."""
         self._epoch = -1
         self.due = 1
         """Number of the next one that is taken."""
@@ -121,13 +125,20 @@ class NetworkAnswers:
     """Answers of other nodes to a query (see protocol.remote.RemoteAnswers), by time of publication."""
 
     def __init__(
-        self, nodes: frozenset[bytes], seconds: float, closed: Callable[[], None], *, newest_first: bool = False
+        self,
+        nodes: frozenset[bytes],
+        seconds: float,
+        closed: Callable[[], None],
+        *,
+        newest_first: bool = False,
+        is_patient: bool = False,
     ) -> None:
-        """`nodes`: ids of those that answer; `closed` is called when nothing more is waited for."""
+        """`nodes`: ids of those that answer; `seconds`: for each to answer, or to say something if `is_patient`;
+        `closed` is called when nothing more is waited for."""
         self._changed = threading.Condition()
         self._nodes = {each: _NodeAnswer() for each in nodes}
-        self._until = time.monotonic() + seconds
-        self._held_until = self._until - (1 - PATIENCE) * seconds
+        self._seconds = seconds
+        self._is_patient = is_patient
         self._closed = closed
         self._merge = Merge(len(nodes), newest_first=newest_first, may_repeat=True)
         self._is_cancelled = False
@@ -141,6 +152,8 @@ class NetworkAnswers:
             node = self._nodes.get(origin)
             if node is None or node.is_whole or not node.begins(epoch):
                 return
+            if self._is_patient:
+                node.since = time.monotonic()
             if body.signing is not None:
                 self._keys[signed_uid(body.signing.anchor, body.signing.key)] = body.signing
             number = body.count or node.next  # an earlier version does not number results
@@ -184,10 +197,12 @@ class NetworkAnswers:
         with self._changed:
             while not (self._is_cancelled or self._merge.is_over):
                 silent = self._offer()
-                until = self._held_until if self._merge.holds_some else self._until
-                if silent and not self._changed.wait(max(0.0, until - time.monotonic())):
-                    self._give_up(silent, "have not answered in time")
-                elif not silent and (obj := self._merge.next()) is not None:
+                since = time.monotonic() - self._seconds * (PATIENCE if self._merge.holds_some else 1.0)
+                if late := [node for node in silent if node.since <= since]:
+                    self._give_up(late, "have not answered in time")
+                elif silent:
+                    self._changed.wait(min(node.since for node in silent) - since)
+                elif (obj := self._merge.next()) is not None:
                     return obj
         return None
 
@@ -229,8 +244,8 @@ class NetworkQueries:
     """See the module. Any thread."""
 
     def __init__(self, say: Callable[[NodeMessage, float], None], seconds: float, *, answers: bool) -> None:
-        """`say`: Network.say; `seconds`: for which a query waits that says nothing else; `answers`: whether others'
-        are answered."""
+        """`say`: Network.say; `seconds`: that a query which names no time waits for a node that says nothing;
+        `answers`: whether others' are answered."""
         self._say, self._seconds = say, seconds
         self._lock = threading.Lock()
         self._asked: dict[bytes, NetworkAnswers] = {}
@@ -248,7 +263,9 @@ class NetworkQueries:
             with self._lock:
                 self._asked.pop(number, None)
 
-        answers = NetworkAnswers(nodes, seconds, closed, newest_first=request.order == "newest")
+        answers = NetworkAnswers(
+            nodes, seconds, closed, newest_first=request.order == "newest", is_patient=not request.timeout
+        )
         if not nodes:
             return answers
         with self._lock:
@@ -257,7 +274,8 @@ class NetworkQueries:
                     f"{ASKED_MOST} queries are open in the network", hint="Read or cancel some first"
                 )
             self._asked[number] = answers
-        body = encoded(QueryBody(VERSION, number, msgspec.structs.replace(request, timeout=seconds)))
+        told = msgspec.structs.replace(request, timeout=request.timeout or LONGEST_SECONDS)
+        body = encoded(QueryBody(VERSION, number, told))
         try:
             self._say(NodeMessage(
                 DatagramKind.QUERY, DatagramMode.RELIABLE, body, expiration=int(seconds * 1000)

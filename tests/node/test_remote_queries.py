@@ -18,7 +18,7 @@ from jbi_pubsub.core.info_object import InfoObject, packed
 from jbi_pubsub.core.signing import SigningKey, signed_uid
 from jbi_pubsub.network.message import NodeMessage
 from jbi_pubsub.node.bodies import VERSION, QueryBody, ResultBody, decoded_body
-from jbi_pubsub.node.remote_queries import NetworkQueries
+from jbi_pubsub.node.remote_queries import LONGEST_SECONDS, NetworkQueries
 from jbi_pubsub.protocol.requests import QueryRequest
 from jbi_pubsub.protocol.status.bridge import RemoteStatus
 
@@ -149,10 +149,10 @@ def test_what_finds_no_room_leaves_no_query_open(
 
 
 def test_others_answer_no_longer_than_is_waited_for(queries: NetworkQueries, said: Said) -> None:
-    # When a query says no time-out, expect it to be asked with that of this node
-    queries.ask(QueryRequest(), frozenset((ALPHA,))).cancel()
+    # When a query says its time-out, expect it to be asked with that; else with a bound for what is slow
     queries.ask(QueryRequest(timeout=7.0), frozenset((ALPHA,))).cancel()
-    assert [each.request.timeout for each in said.bodies] == [30.0, 7.0]
+    queries.ask(QueryRequest(), frozenset((ALPHA,))).cancel()
+    assert [each.request.timeout for each in said.bodies] == [7.0, LONGEST_SECONDS]
 
 
 def test_a_node_that_is_started_anew_while_it_answers_answers_anew(queries: NetworkQueries, said: Said) -> None:
@@ -174,6 +174,29 @@ def test_a_node_that_is_started_anew_while_it_answers_answers_anew(queries: Netw
     # Expect all of them, and each once
     assert [each.object_id for each in answers] == ["u-1", "u-2", "u-3"]
     assert not answers.lacks
+
+
+def test_a_query_that_names_no_time_waits_for_a_node_as_long_as_it_says_something(said: Said) -> None:
+    # Given a query that names no time, at a node that waits half a second for others, and two that it asks
+    queries = NetworkQueries(said.say, 0.5, answers=False)
+    answers = queries.ask(QueryRequest(), frozenset((ALPHA, BRAVO)))
+    number = said.bodies[0].id
+
+    def slowly() -> None:
+        for at in range(1, 6):
+            data = b"".join(packed(obj("u", at)).in_memory().parts)
+            queries.came(ALPHA, 1, ResultBody(VERSION, number, data, count=at))
+            time.sleep(0.25)  # the line is slow: in all it takes longer than that half second
+        queries.came(ALPHA, 1, ResultBody(VERSION, number, is_last=True, count=5))
+
+    # When one says something all the while, and the other one nothing
+    with ThreadPoolExecutor(1) as line:
+        line.submit(slowly)
+        came = [each.object_id for each in answers]
+    # Expect all of the one, and the other one to be named
+    assert came == [f"u-{at}" for at in range(1, 6)]
+    assert answers.lacks == "1 nodes have not answered in time"
+    queries.close()
 
 
 def test_results_of_a_node_of_an_earlier_version_that_does_not_number_them_come(
