@@ -39,7 +39,7 @@ def test_what_the_platform_says_is_among_the_conditions(federation: Federation) 
     assert said[uid]["view"] == "combined"
     assert said[own]["unlike"] == "me"
     (terms,) = [each for each in pad.delegate.reports.terms(0, 10) if each.uid == uid]
-    assert "combined" in terms.language  # which a study that knows metadata alone does not take
+    assert (terms.language, terms.view) == ("xpath", "combined")  # which a study that knows metadata alone rejects
 
 
 def test_a_document_is_asked_of_as_each_registration_would_publish_it(federation: Federation) -> None:
