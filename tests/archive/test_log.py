@@ -133,7 +133,7 @@ def test_cut_at_every_byte_all_whole_records_are_there(tmp_path: Path, written: 
 
 def test_a_file_that_was_being_begun_is_taken_away(tmp_path: Path, written: tuple[bytes, str, list[int]]) -> None:
     data, name, _ = written
-    for cut in range(HEAD.size):
+    for cut in range(len(data[: HEAD.size].rstrip(b"\0"))):  # a head that ends in zeros is whole without them
         (tmp_path / name).write_bytes(data[:cut] + bytes(100))
         log = opened(tmp_path)
         assert log.end == 0
