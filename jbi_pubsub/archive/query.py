@@ -187,7 +187,7 @@ class Cursor:
         disk or in the index. `count_only`: results are counted, not read. Raises PredicateError."""
         self.query = query
         self._asked = asked_of(query)
-        self._keys = {_type(each): Key(each.scope, query.latest_by) for each in self._asked if query.latest_by}
+        self._keys = LatestKeys({_type(e): Key(e.scope, query.latest_by) for e in self._asked if query.latest_by})
         self._store = store
         self._index = index
         self._gone = gone
@@ -198,7 +198,6 @@ class Cursor:
         self._rows = FIRST_ROWS
         self._waiting, self._sure, self._at = array("Q"), bytearray(), 0
         self._decided, self._ready = deque[int](), deque[QueryResult]()
-        self._seen: set[bytes] = set()
         self._latest = array("Q")
         self._is_turned = not query.latest_by or query.order == "newest"
         self._ids = None if query.object_ids is None else frozenset(query.object_ids)
@@ -321,7 +320,7 @@ class Cursor:
         """Whether the index knows the newest of each key, of all that it has."""
         found: list[int] = []
         for each in self._asked:
-            where = self._keys[_type(each)].where
+            where = self._keys.where(_type(each))
             if where is None or self._gone or each.combined is not None:
                 return False
             part = index.latest(each, self.query, where, self._low, indexed)
@@ -443,7 +442,7 @@ class Cursor:
                 metadata = bytes(head.metadata)
                 root = read_metadata(metadata) if self._is_read else None
             if each.is_true(head, root, len(metadata)):
-                return not self.query.latest_by or (root is not None and self._is_new(head, root, len(metadata)))
+                return not self.query.latest_by or (root is not None and self._keys.is_new(head, root, len(metadata)))
         return False
 
     def _is_within(self, head: Head, received: float) -> bool:
@@ -453,22 +452,6 @@ class Cursor:
             and query.least_payload <= head.payload_length <= query.most_payload
             and (self._ids is None or head.object_id in self._ids)
         )
-
-    def _is_new(self, head: Head, root: Element, size: int) -> bool:
-        """Whether it is the first with its key, newest first."""
-        text = self._keys[head.type_name, head.type_version].of(root, size)
-        if not text:
-            return False
-        name = f"{head.type_name}\0{head.type_version}\0{text}"
-        digest = hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=16).digest()
-        if digest in self._seen:
-            return False
-        if len(self._seen) >= MAX_KEYS:
-            raise StorageError(
-                f"latest_by: there are more than {MAX_KEYS} different keys", hint="Ask for a part of the objects"
-            )
-        self._seen.add(digest)
-        return True
 
 
 class Key:
@@ -488,6 +471,34 @@ class Key:
             return str(self._find(root))
         except FOREIGN_ERRORS:
             return ""
+
+
+class LatestKeys:
+    """Keys of each type of a query, and those that objects have had so far."""
+
+    def __init__(self, keys: Mapping[tuple[str, str], Key]) -> None:
+        self._keys = keys
+        self._seen: set[bytes] = set()
+
+    def where(self, type_: tuple[str, str]) -> Where | None:
+        """The one path of a type's key; None: it is something else."""
+        return self._keys[type_].where
+
+    def is_new(self, head: Head, root: Element, size: int) -> bool:
+        """Whether an object is the first with its key, newest first. Raises StorageError."""
+        text = self._keys[head.type_name, head.type_version].of(root, size)
+        if not text:
+            return False
+        name = f"{head.type_name}\0{head.type_version}\0{text}"
+        digest = hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=16).digest()
+        if digest in self._seen:
+            return False
+        if len(self._seen) >= MAX_KEYS:
+            raise StorageError(
+                f"latest_by: there are more than {MAX_KEYS} different keys", hint="Ask for a part of the objects"
+            )
+        self._seen.add(digest)
+        return True
 
 
 def _place(key: Predicate) -> Where | None:
