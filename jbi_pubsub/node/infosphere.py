@@ -296,8 +296,8 @@ class Infosphere:
         with self._lock:
             waiting = [each for each in self._remote if len(each.order)]
         for remote in waiting:
-            late = time.monotonic() - remote.life(self._section.object_seconds)
-            self._go(remote.order.settled(remote.epoch, self._network().settled(remote.origin, remote.epoch), late))
+            settled = self._network().settled(remote.origin, remote.epoch)
+            self._go(remote.order.settled(remote.epoch, settled, time.monotonic()))
 
     def peers_changed(self, change: PeerChange) -> None:
         """A node has come, or left; on the network's delivery thread."""
@@ -321,7 +321,8 @@ class Infosphere:
                 thing = self._interest.lacking(thing, self.remote(uid), now)
             remote = self._remote.of(uid, message, now) if uid not in self._own else None
         if remote is not None:
-            numbered = Numbered(last, first, message.epoch, message.serial, thing, size, now)
+            life = max(message.expiration / 1000, remote.life(self._section.object_seconds))
+            numbered = Numbered(last, first, message.epoch, message.serial, thing, size, now + life)
             is_reliable = message.mode != DatagramMode.UNRELIABLE
             self._go(remote.order.add(numbered) if is_reliable else remote.order.skip_to(numbered))
         while self._remote.room.is_full:

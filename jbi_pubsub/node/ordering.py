@@ -3,7 +3,7 @@
 Rules:
 - Objects go in the order of their numbers, each once.
 - One waits for those before it as long as they may still come: until its node's log is settled up to its serial, or
-  it has been here as long as they live.
+  it has been here as long as they may live.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Numbered(NamedTuple, Generic[Thing]):
     thing: Thing
     size: int = 0
     """Bytes, about."""
-    came: float = inf
-    """When it came (monotonic seconds)."""
+    until: float = inf
+    """Until when one before it may live (monotonic seconds)."""
 
 
 class WaitingRoom:
@@ -89,11 +89,11 @@ class ObjectOrder(Generic[Thing]):
         while self._waiting:
             yield from self.first()
 
-    def settled(self, epoch: int, serial: int, late: float = -inf) -> Iterator[Thing]:
-        """Nothing more comes of the log up to that serial, or before what came until `late`; those that go now."""
+    def settled(self, epoch: int, serial: int, now: float = -inf) -> Iterator[Thing]:
+        """Nothing more comes of the log up to that serial, or of what is over by `now`; those that go now."""
         while self._waiting and (
             (self._waiting[0][2].epoch, self._waiting[0][2].serial) <= (epoch, serial)
-            or self._waiting[0][2].came <= late
+            or self._waiting[0][2].until <= now
         ):
             yield self._pop()
             yield from self._ready()

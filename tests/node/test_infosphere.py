@@ -192,6 +192,26 @@ def test_registrations_that_end_push_out_none_that_stand(
     assert sum(map(bool, held.values())) <= 2 + 10
 
 
+def test_an_object_waits_as_long_as_its_node_lets_it_live(
+    side: Infosphere, wire: Wire, taken: Taken, eventually: Callable[..., Any]
+) -> None:
+    # Given a registration that says no expiration, of a node whose objects live for longer than here
+    for message in as_said(Infosphere(lambda: wire, NodeSection(), "other"), wire, ALPHA, "r"):
+        side.deliver(message)
+    side._section = msgspec.structs.replace(side._section, object_seconds=0.1)
+    # When the second of three is lost, and the one behind it has been here as long as objects live here
+    side.deliver(publication("r", 1, 11))
+    side.deliver(publication("r", 3, 13)._replace(expiration=2_000))
+    time.sleep(0.3)
+    side.idle()
+    # Expect it to be waited for, as it may come again; and no longer than it may live there
+    assert taken.came == [("r", 1)]
+    side.deliver(publication("r", 2, 12)._replace(expiration=2_000))
+    assert taken.came == [("r", 1), ("r", 2), ("r", 3)]
+    side.deliver(publication("r", 5, 15)._replace(expiration=1_000))
+    eventually(lambda: side.idle() or taken.came[3:] == [("r", 5)])
+
+
 @pytest.mark.parametrize("silent", [False, True])
 def test_what_a_node_has_said_once_is_said_again_and_over_when_it_is_not(
     side: Infosphere, wire: Wire, monkeypatch: pytest.MonkeyPatch, silent: bool

@@ -46,10 +46,10 @@ def test_what_waits_for_something_that_does_not_come_goes_when_its_log_is_settle
 
 
 def test_nobody_waits_longer_than_what_is_missing_may_live() -> None:
-    # Given objects that came at 1, 2 and 3 seconds, each behind one that is missing
+    # Given objects each behind one that is missing, which may live until 1, 2 and 3 seconds
     order: ObjectOrder[int] = ObjectOrder()
-    for number, came in ((2, 1.0), (4, 2.0), (6, 3.0)):
-        assert list(order.add(_numbered(number)._replace(came=came))) == []
+    for number, until in ((2, 1.0), (4, 2.0), (6, 3.0)):
+        assert list(order.add(_numbered(number)._replace(until=until))) == []
     # When those of the first two seconds have waited long enough, though their log is not settled, expect these
     assert list(order.settled(1, 0, 2.0)) == [2, 4]
     # When the missing one before the third comes, expect both
