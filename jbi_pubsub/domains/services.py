@@ -161,8 +161,9 @@ class Services:
         timeout: float | None = None,
     ) -> list[Offer]:  # fmt: skip
         """Offers of that service type, and of its subtypes, for which the constraint is true, at most so many, those
-        first that are preferred; [] when there is none. Traders of other domains are asked when there is none here.
-        Raises PredicateError (with the position), LookupNotFoundError, ConfigurationError (more than 1,000)."""
+        first that are preferred; [] when there is none. Traders of other domains are asked when there is none here;
+        `query` says which did not answer. Raises PredicateError (with the position), LookupNotFoundError,
+        ConfigurationError (more than 1,000)."""
         name = type_ if isinstance(type_, str) else type_.name
         seconds = min(max(0.001, self._seconds(timeout)), TIMEOUT_MOST)  # 0: nobody waits
         asked = OfferQuery(name, constraint, preference, returned=most, timeout=seconds)

@@ -354,7 +354,7 @@ def test_a_host_of_another_machine_is_told_as_that(host: str, said: Callable[...
 def test_a_hint_names_the_option_instead_of_the_argument(said: Callable[..., Any]) -> None:
     answer = said(*ALONE, "subscribe", "--type", "x", "--predicate", "//s:a")
     assert (answer.code, answer.is_one_line()) == (2, True), answer
-    assert "for example --namespace s=urn:...;" in answer.err
+    assert "for example --namespace s=urn:..., or write *[local-name()='a'" in answer.err
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ AXES: Final = frozenset(
 )
 _NODE_TYPES: Final = frozenset(["comment", "text", "processing-instruction", "node"])
 _BIND: Final = (
-    "Give its namespace, for example namespaces={{'{prefix}': 'urn:...'}}; where none can be given, write "
+    "Give its namespace, for example namespaces={{'{prefix}': 'urn:...'}}, or write "
     "*[local-name()='{local}' and namespace-uri()='urn:...']"
 )
 
