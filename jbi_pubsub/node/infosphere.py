@@ -322,9 +322,8 @@ class Infosphere:
             remote = self._remote.of(uid, message, now) if uid not in self._own else None
         if remote is not None:
             life = max(message.expiration / 1000, remote.life(self._section.object_seconds))
-            numbered = Numbered(last, first, message.epoch, message.serial, thing, size, now + life)
-            is_reliable = message.mode != DatagramMode.UNRELIABLE
-            self._go(remote.order.add(numbered) if is_reliable else remote.order.skip_to(numbered))
+            take = remote.order.add if message.mode != DatagramMode.UNRELIABLE else remote.order.skip_to
+            self._go(take(Numbered(last, first, message.epoch, message.serial, thing, size, now + life)))
         while self._remote.room.is_full:
             with self._lock:
                 largest = max(self._remote, key=lambda each: each.order.size, default=None)
