@@ -178,7 +178,7 @@ def modem(seeds: int) -> Iterator[NetworkFigure]:
             segment = sim.segment(
                 rate=MODEM, delay=0.3, loss=0.3 if is_ugly else 0.0, overtaking=0.6 if is_ugly else 0.0
             )
-            settings = {"reorder_seconds": 0.7 if is_ugly else 0.0, "round_trip": 0.6}
+            settings = {"reorder_seconds": 0.7 if is_ugly else 0.0}
             first, other = sim.node(segment, **settings), sim.node(segment, **settings)
             sim.run(4.0)
             if not is_ugly:

@@ -73,6 +73,11 @@ class ExchangeSettings(msgspec.Struct, frozen=True):
     reorder_seconds: float = 0.0
     round_trip: float = 0.005
 
+    def round_trip_on(self, terms: SideTerms) -> float:
+        """The first estimate on a network: where it is slow, a block and its answer take longer than elsewhere."""
+        block = self.form.block / terms.rate if terms.rate else 0.0
+        return max(self.round_trip, 2 * block) + 2 * terms.burst_seconds
+
     def announcement(self, epoch: int) -> NodeAnnouncement:
         """An announcement of a node that holds nothing."""
         return NodeAnnouncement(1, self.name, self.addresses, self.roles, epoch, 0, ())
@@ -106,7 +111,7 @@ class Exchange:
                 me, epoch,
                 LogRecovery(
                     me[:4], self.logs, uniform, reorder=settings.reorder_seconds,
-                    round_trip=settings.round_trip + 2 * each.burst_seconds, is_lossless=each.is_lossless,
+                    round_trip=settings.round_trip_on(each), is_lossless=each.is_lossless,
                 ),
                 each,
             )

@@ -14,6 +14,7 @@ from math import inf
 from typing import Final, NamedTuple
 
 from jbi_pubsub.core.intervals import RangeSet
+from jbi_pubsub.core.pacing import RoundTrip
 
 MISSING_OF_LOG: Final = 4_000
 """Serials of a log that are looked after one by one."""
@@ -23,6 +24,11 @@ LAST_ASKING: Final = 9
 """Askings after which what nobody gives is given up."""
 ASKING_MOST: Final = 5.0
 """Seconds between two askings, at most."""
+LAGS: Final = 6
+"""First askings whose answers tell of the time there and back."""
+UNANSWERED: Final = 6
+"""Askings again from which on it is thought that answers take long, rather than that all of these were lost."""
+LEAST_TRIP: Final = 1e-6
 
 
 @dataclass(slots=True)
@@ -42,6 +48,8 @@ class MissingSerial:
     """Until then it may still come by itself."""
     queued: float
     """When it is looked at next."""
+    first_asked: float = inf
+    """When it was asked for first, by us; -inf: others have asked for it as well."""
     asked_at: float = -inf
     """When it was asked for last, by us."""
     askings: int = 0
@@ -49,6 +57,45 @@ class MissingSerial:
     """Asked for, and no repair of a later one has come since."""
     lacked_at: int = 0
     """Bit mask of the other networks where somebody lacks it: it has come before, and is not held any more."""
+
+
+class AnswerTime:
+    """Seconds from an asking to its answer, as estimated.
+
+    Which of several askings an answer follows is not known (RFC 6298, section 3). So it takes at most the time since
+    the first one, and about the least of these where much was asked again.
+    """
+
+    def __init__(self, first: float) -> None:
+        """`first`: the estimate until something was answered."""
+        self._first = first
+        self._trip = RoundTrip()
+        self._lags: dict[float, tuple[float, int]] = {}
+        """By when it was asked first the seconds until something came, and how often it was asked; the last LAGS."""
+
+    @property
+    def seconds(self) -> float:
+        """The estimate."""
+        unanswered = sum(askings - 1 for _, askings in self._lags.values())
+        least = min(self._lags.values())[0] if unanswered >= UNANSWERED else 0.0
+        return max(self._trip.smoothed or self._first, least)
+
+    @property
+    def deviation(self) -> float:
+        """Seconds by which answers to a single asking differ."""
+        return self._trip.deviation
+
+    def note(self, missing: MissingSerial, now: float, most: float) -> None:
+        """One has come as an answer; after more than `most` seconds it is thought to answer somebody else."""
+        lag = now - missing.first_asked
+        if not 0 <= lag < inf:  # we have not asked, or others as well
+            return
+        if missing.first_asked not in self._lags:
+            self._lags[missing.first_asked] = max(lag, LEAST_TRIP), missing.askings
+            if len(self._lags) > LAGS:
+                del self._lags[next(iter(self._lags))]
+        if missing.askings == 1 and lag < most:
+            self._trip.add(max(lag, LEAST_TRIP))
 
 
 class Asking(NamedTuple):
@@ -153,6 +200,7 @@ class MissingSerials:
         for serial in serials:
             missing = self._missing[serial]
             missing.due = max(missing.due, until)
+            missing.first_asked = -inf
             if missing.asked_at != -inf:
                 self._fly(serial, missing)
         self._flying.sort()
@@ -194,6 +242,7 @@ class MissingSerials:
             missing = self._missing[serial]
             if len(found) < most or serial - 1 in found:
                 found.add(serial)
+                missing.first_asked = min(missing.first_asked, terms.now)
                 missing.asked_at = terms.now
                 wait = min(terms.wait * 2 ** min(max(0, missing.askings - PATIENT), 20), max(ASKING_MOST, terms.wait))
                 missing.askings += 1

@@ -22,14 +22,12 @@ from math import inf
 from typing import Final, NamedTuple
 
 from jbi_pubsub.core.intervals import Range, RangeSet
-from jbi_pubsub.core.pacing import RoundTrip
 from jbi_pubsub.network.log import RANGES_MOST, SERIAL_MOST, LogBook, LogId, OriginLog
-from jbi_pubsub.network.missing import MISSING_OF_LOG, Asking, MissingRoom, MissingSerials
+from jbi_pubsub.network.missing import MISSING_OF_LOG, AnswerTime, Asking, MissingRoom, MissingSerials
 from jbi_pubsub.network.senders import Asker, Senders, SentNumbers
 
 DELAY_LEAST: Final = 0.010
 """Seconds that waiting for others takes, at least."""
-LEAST_TRIP: Final = 1e-6
 REQUEST_RANGES: Final = 500
 ANNOUNCED_AFTER: Final = (1, 3, 7, 15)
 """Delays after the last block of a burst at which its end is announced."""
@@ -113,8 +111,7 @@ class LogRecovery:
         self._reorder = reorder
         self._most = most
         self._is_lossless = is_lossless
-        self._trip = RoundTrip()
-        self._first_trip = round_trip
+        self._trip = AnswerTime(round_trip)
         self._rooms = (MissingRoom(MISSING_OF_UNKNOWN), MissingRoom(MISSING_MOST))
         self._next = inf
         """When something is to be asked for or answered, or later."""
@@ -125,7 +122,7 @@ class LogRecovery:
     @property
     def round_trip(self) -> float:
         """Seconds from a request to its answer."""
-        return self._trip.smoothed or self._first_trip
+        return self._trip.seconds
 
     @property
     def delay(self) -> float:
@@ -142,8 +139,8 @@ class LogRecovery:
         if is_repair:
             here.repaired_at = now
             here.wishes.pop(serial, None)
-            if missing is not None and now - missing.asked_at < 4 * self.delay:
-                self._trip.add(max(now - missing.asked_at, LEAST_TRIP))
+            if missing is not None and not here.log.is_gone:
+                self._trip.note(missing, now, 4 * self.delay)
             here.missing.hasten(serial, now + self._reorder + self._uniform(0, self.delay), now + self.round_trip)
         is_new = log.add(serial)
         first = max(log.floor, here.announced.top + 1)

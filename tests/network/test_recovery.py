@@ -8,7 +8,7 @@ from jbi_pubsub.network.bodies import decoded_request
 from jbi_pubsub.network.datagram import Datagram, DatagramKind, DatagramMode, read
 from jbi_pubsub.network.exchange import Exchange, ExchangeSettings
 from jbi_pubsub.network.log import LogId
-from jbi_pubsub.network.message import NodeMessage
+from jbi_pubsub.network.message import MessageForm, NodeMessage
 
 from .simulated import Node, Segment, World
 
@@ -139,6 +139,37 @@ def test_the_time_there_and_back_is_found_and_delays_follow_it(delay: float) -> 
         recovery = each.exchange.sides[0].recovery
         assert 1.9 * delay <= recovery.round_trip <= 2.2 * delay + 0.003
         assert recovery.delay >= 2 * recovery.round_trip
+
+
+@pytest.mark.row("G-159")
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize(("rate", "block"), [(2_400, 500), (1e6, 1_360)])
+def test_on_a_long_way_what_is_lost_is_asked_for_and_sent_again_about_once(rate: float, block: int, seed: int) -> None:
+    # Given four nodes on a network of 600 ms there and back that loses a twentieth, of 19,200 bit/s or a fast one
+    world = World(seed)
+    segment = Segment(world, loss=0.05, delay=0.3, rate=rate)
+    settings = ExchangeSettings(announce_seconds=30.0, node_timeout=120.0, form=MessageForm(block=block))
+    first, *others = [Node(world, number, [segment], settings) for number in range(1, 5)]
+    world.run(5.0)
+    lost, heard = 0, segment.watch()
+
+    def counts(to: Node, data: bytes) -> bool:
+        nonlocal lost
+        found, is_lost = read(data), world.chance.random() < 0.05
+        assert isinstance(found, Datagram)
+        lost += is_lost and to is not first and found.kind == DatagramKind.PUBLICATION
+        return is_lost
+
+    segment.loss, segment.drops = 0.0, counts
+    # When one says a message of two blocks each second
+    for number in range(100):
+        world.at(world.now + number, lambda: first.say(world.chance.randbytes(900), expiration=600_000))
+    # Expect all of them soon, and little more repairs and questions than losses, once they know how long answers take
+    assert world.run(world.now + 115.0, lambda: all(len(each.heard) == 100 for each in others))
+    assert lost > 10
+    most = 2 * lost + 12 * len(others)
+    assert len(_repairs(heard)) <= most
+    assert sum(each.kind == DatagramKind.REQUEST for each in heard) <= most
 
 
 def test_what_has_come_behind_a_lost_block_is_settled_when_that_is_over() -> None:
