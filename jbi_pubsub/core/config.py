@@ -440,7 +440,7 @@ Origins = dict[str, str]
 _KINDS: Final = {
     "int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text", "array": "a list",
 }  # fmt: skip
-_SECTIONS: Mapping[str, type[Section]] = {
+_SECTIONS: Final[dict[str, type[Section]]] = {
     f.name: type(f.default) for f in msgspec.structs.fields(Config) if isinstance(f.default, Section)
 }
 NETWORK: Final = "network"
@@ -555,12 +555,12 @@ def _kind(section: str) -> type[Section]:
 
 def _known(key: str, origin: str) -> tuple[str, str]:
     section, _, name = key.rpartition(".")
-    if (section in _SECTIONS or _is_network(section)) and name in _kind(section).__struct_fields__:
+    if (is_section := section in _SECTIONS or _is_network(section)) and name in _kind(section).__struct_fields__:
         return section, name
-    everything = [f"{s}.{n}" for s, kind in _SECTIONS.items() for n in kind.__struct_fields__]
-    network = section if _is_network(section) else f"{NETWORK}.NAME"
-    everything += [f"{network}.{n}" for n in NetworkSection.__struct_fields__]
-    near = near_name(key, everything, 0.5)
+    sections = _SECTIONS | {section if _is_network(section) else f"{NETWORK}.NAME": NetworkSection}
+    everything = [f"{each}.{field}" for each, kind in sections.items() for field in kind.__struct_fields__]
+    elsewhere = [each for each in everything if is_section and each.endswith(f".{name}")]
+    near = near_name(key, elsewhere or everything, 0.1 if elsewhere else 0.5)
     hint = f"Did you mean {near}?" if near else _sections_hint()
     if section.startswith(f"{NETWORK}.") and not _is_network(section):
         hint = "The name of a network begins with a letter, and has up to 32 letters, digits and -"

@@ -228,13 +228,24 @@ def test_wrong_usage_is_code_2(arguments: tuple[str, ...], said: Callable[..., A
 # -- configuration ------------------------------------------------------------------------------------------------
 
 
-def test_a_misspelt_key_is_answered_with_the_nearest(said: Callable[..., Any]) -> None:
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("lease.subscribr", "lease.subscriber"),
+        ("network.radio.announce_seconds", "node.announce_seconds"),
+        ("network.radio.compression", "node.compression"),
+        ("lookup.chunk", "link.chunk"),
+    ],
+)
+def test_a_misspelt_key_or_one_of_another_section_is_answered_with_the_nearest(
+    key: str, meant: str, said: Callable[..., Any]
+) -> None:
     # Expect code 2, and one line that names what was meant
-    answer = said("--set", "lease.subscribr=5", "config")
+    answer = said("--set", f"{key}=5", "config")
     assert answer.code == 2
     assert answer.is_one_line(), answer
-    assert "lease.subscribr" in answer.err
-    assert "lease.subscriber" in answer.err
+    assert f"unknown setting {key} " in answer.err
+    assert f"Did you mean {meant}?" in answer.err
 
 
 @pytest.mark.parametrize(("word", "hint"), [("ture", "Did you mean true?"), ("drop_oldest", "texts need quotes")])
