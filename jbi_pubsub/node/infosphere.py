@@ -16,10 +16,10 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 
@@ -31,7 +31,8 @@ from jbi_pubsub.core.info_object import InfoObject, Parcel, SchemaBundle, TypeNa
 from jbi_pubsub.core.node_sections import NodeSection
 from jbi_pubsub.network.datagram import DatagramKind, DatagramMode
 from jbi_pubsub.network.message import NodeMessage
-from jbi_pubsub.network.peers import NodePeer, PeerChange
+from jbi_pubsub.network.network import Network
+from jbi_pubsub.network.peers import PeerChange
 from jbi_pubsub.protocol.remote import RemoteAnswers, RemoteArchive
 from jbi_pubsub.protocol.requests import QueryRequest
 from jbi_pubsub.protocol.wanted import EVERYTHING, Wanted
@@ -67,28 +68,12 @@ OBJECT_BYTES: Final = 1_000
 """That an object takes beside its body, while it waits for those before it."""
 
 
-class NodeNetwork(Protocol):
-    """The network, as the infosphere uses it (see network.network.Network)."""
-
-    def say(self, message: NodeMessage, timeout: float = 0.0) -> None:
-        """Say a message. Raises BackPressureError."""
-        ...
-
-    def peers(self) -> Mapping[bytes, NodePeer]:
-        """Nodes that are heard, by id."""
-        ...
-
-    def settled(self, origin: bytes, epoch: int) -> int:
-        """Serial of a node's log up to which nothing more comes."""
-        ...
-
-
 class Infosphere:
     """See the module. Any thread; messages come on the network's delivery thread."""
 
     name = NAME
 
-    def __init__(self, network: Callable[[], NodeNetwork], section: NodeSection, bridge: str) -> None:
+    def __init__(self, network: Callable[[], Network], section: NodeSection, bridge: str) -> None:
         """`network`: the one that is there, when it is; `bridge`: id of the bridge that this is a side of."""
         self._network, self._section, self._bridge = network, section, bridge
         self._lock = threading.Lock()

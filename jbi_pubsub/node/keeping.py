@@ -18,7 +18,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from jbi_pubsub.core.errors import EntryError, JbiError, ProtocolError
 from jbi_pubsub.core.guard import guarded
@@ -44,47 +44,27 @@ STOP_SECONDS: Final = 10.0
 Entries = tuple[EntryRep, ...]
 
 
-class NodeStore(Protocol):
-    """Archive, as it is needed here."""
-
-    def take_in(self, parcels: Sequence[Parcel], entries: dict[str, Entries]) -> TakenIn:
-        """Keep objects that are not here, and were not deleted. Raises JbiError."""
-        ...
-
-    def delete(self, ids: Sequence[str]) -> None:
-        """Objects are to be nowhere any more: none of them is here, nor comes. Raises JbiError."""
-        ...
-
-    def archives(self, uid: str) -> bool:
-        """Whether the delegate here keeps the objects of that registration itself, as they are relayed to it."""
-        ...
-
-    def follow(self, way: ArrivalWay) -> None:
-        """Have whoever begins to read the past wait for what has come on that way."""
-        ...
-
-
 class DelegateStore:
-    """The archive of a delegate."""
+    """The archive of a delegate, as it is needed here."""
 
     def __init__(self, delegate: Delegate, archive: Archiving, deletions: ArchiveDeletions) -> None:
         self._delegate, self._archive, self._deletions = delegate, archive, deletions
 
     def take_in(self, parcels: Sequence[Parcel], entries: dict[str, Entries]) -> TakenIn:
-        """See NodeStore."""
+        """Keep objects that are not here, and were not deleted. Raises JbiError."""
         return self._archive.take_in(parcels, entries)
 
     def delete(self, ids: Sequence[str]) -> None:
-        """See NodeStore."""
+        """Objects are to be nowhere any more: none of them is here, nor comes. Raises JbiError."""
         self._deletions.delete_as_told(ids)
 
     def archives(self, uid: str) -> bool:
-        """See NodeStore."""
+        """Whether the delegate here keeps the objects of that registration itself, as they are relayed to it."""
         registration = self._delegate.tables.registrations.get(uid)
         return registration is not None and registration.persist
 
     def follow(self, way: ArrivalWay) -> None:
-        """See NodeStore."""
+        """Have whoever begins to read the past wait for what has come on that way."""
         self._archive.arrivals.add(way)
 
 
@@ -95,7 +75,7 @@ class _Deletion(NamedTuple):
 class VolunteerKeeping:
     """See the module. Any thread."""
 
-    def __init__(self, store: NodeStore) -> None:
+    def __init__(self, store: DelegateStore) -> None:
         self._store = store
         self._changed = threading.Condition()
         self._undecided: dict[str, deque[tuple[float, Parcel]]] = {}

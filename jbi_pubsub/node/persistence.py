@@ -19,7 +19,7 @@ import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
@@ -31,13 +31,13 @@ from jbi_pubsub.core.ticker import Job
 from jbi_pubsub.network.datagram import DatagramKind, DatagramMode
 from jbi_pubsub.network.message import NodeMessage
 from jbi_pubsub.protocol.entries import InformationType, SigningKeyEntry, local_name
-from jbi_pubsub.protocol.remote import RemoteAnswers
 from jbi_pubsub.protocol.requests import QueryRequest
 
 from .assistance import VERSION, AssistanceBody, DeletionBody, OfferBody, decoded_assistance
 from .bodies import SequenceBody
 from .deletions import NodeDeletions
-from .keeping import NodeStore, VolunteerKeeping
+from .infosphere import Infosphere
+from .keeping import DelegateStore, VolunteerKeeping
 from .volunteers import Assistance, PersistenceCoordinator, PersistenceVolunteer, VolunteerState
 
 log = logging.getLogger("jbi_pubsub.node")
@@ -62,30 +62,6 @@ UNKNOWN_SECONDS: Final = 60.0
 """For a registration that others ask for to be said, or to come back when its node was started anew."""
 
 
-class PersistenceSide(Protocol):
-    """Registrations, and the network that they are told over (see infosphere)."""
-
-    def persistent(self) -> Collection[str]:
-        """Registrations of ours that others are asked to keep."""
-        ...
-
-    def remote(self, uid: str) -> SequenceBody | None:
-        """A registration of another node; None: that has not said it, or all of it is over."""
-        ...
-
-    def present(self) -> Collection[bytes]:
-        """Ids of the nodes that are heard."""
-        ...
-
-    def say(self, message: NodeMessage, timeout: float) -> None:
-        """Say a message. Raises BackPressureError."""
-        ...
-
-    def query(self, request: QueryRequest) -> RemoteAnswers:
-        """Ask all nodes that answer. Raises JbiError."""
-        ...
-
-
 @dataclass(slots=True)
 class _Kept:
     """A registration that is kept here, since when, and the nodes that were there when they were asked for it."""
@@ -107,11 +83,12 @@ class NodePersistence:
         me: bytes,
         epoch: int,
         section: NodeSection,
-        side: PersistenceSide,
-        store: NodeStore | None,
+        side: Infosphere,
+        store: DelegateStore | None,
         deletions: NodeDeletions | None,
     ) -> None:
-        """`store`: the archive, and `deletions` those that others are told; None where there is none."""
+        """`side`: registrations, and the network that they are told over; `store`: the archive, and `deletions` those
+        that others are told; None where there is none."""
         self._section, self._side, self._deletions = section, side, deletions
         self._keeping = VolunteerKeeping(store) if store is not None else None
         self._unnoticed = section.node_timeout + section.offer_seconds

@@ -29,7 +29,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from secrets import randbits
-from typing import Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -37,9 +37,11 @@ from jbi_pubsub.core.errors import BackPressureError, WireError, WireTimeoutErro
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.network.datagram import DatagramKind, DatagramMode
 from jbi_pubsub.network.message import NodeMessage
-from jbi_pubsub.network.peers import NodePeer
 
 from .streams import CHUNK, OPEN_SECONDS, NodeStream, Streams
+
+if TYPE_CHECKING:
+    from jbi_pubsub.network.network import Network  # whoever calls a node needs a TunnelDoor alone
 
 log = logging.getLogger("jbi_pubsub.node")
 
@@ -54,18 +56,6 @@ TURNS: Final = 4
 """Messages that one connection may send before others have their turn."""
 STOP_SECONDS: Final = 5.0
 _NO_LINGER: Final = struct.pack("ii", 1, 0)
-
-
-class StreamNetwork(Protocol):
-    """The network, as tunnels use it (see network.network.Network)."""
-
-    def say(self, message: NodeMessage, timeout: float = 0.0) -> None:
-        """Say a message. Raises BackPressureError."""
-        ...
-
-    def peers(self) -> Mapping[bytes, NodePeer]:
-        """Nodes that are heard, by id."""
-        ...
 
 
 class TunnelService(NamedTuple):
@@ -172,7 +162,7 @@ class _StreamPipe:
 class Tunnels:
     """All tunnels of a node, to others and from them. Any thread but `stop`, which whoever has started it calls."""
 
-    def __init__(self, network: Callable[[], StreamNetwork], services: Mapping[str, TunnelService]) -> None:
+    def __init__(self, network: Callable[[], Network], services: Mapping[str, TunnelService]) -> None:
         """`network`: the one that is there, when it is; `services`: ours, by name."""
         self._network, self._services = network, services
         self._lock = threading.Condition()
