@@ -8,8 +8,6 @@ import msgspec
 
 from jbi_pubsub.core.values import decoded, decoder_of
 
-from .volunteers import Assistance
-
 VERSION: Final = 1
 VOLUNTEERS_MOST: Final = 64
 IDS_MOST: Final = 500
@@ -20,19 +18,18 @@ _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
 class AssistanceBody(msgspec.Struct, frozen=True, array_like=True, tag_field="body", tag="assistance"):
-    """Persistence assistance, requested or accepted: who keeps a registration, and how many more are needed."""
+    """Persistence assistance, requested or accepted: word of a coordinator on one registration, who keeps it, and how
+    many more are needed. A request when it begins or has lost somebody."""
 
     version: int
     uid: _Name
     number: _Count
     """The greater one holds, over restarts of its node as well."""
     needed: Annotated[int, msgspec.Meta(ge=0, le=VOLUNTEERS_MOST)]
+    """Volunteers that are still needed."""
     accepted: Annotated[tuple[_NodeId, ...], msgspec.Meta(max_length=VOLUNTEERS_MOST)] = ()
+    """Ids of those that were accepted and are there."""
     is_request: bool = False
-
-    def word(self) -> Assistance:
-        """The same as a volunteer takes it."""
-        return Assistance(self.uid, self.number, self.needed, self.accepted, self.is_request)
 
 
 class OfferBody(msgspec.Struct, frozen=True, array_like=True, tag_field="body", tag="offer"):

@@ -38,7 +38,7 @@ from .bodies import SequenceBody
 from .deletions import NodeDeletions
 from .infosphere import Infosphere
 from .keeping import DelegateStore, VolunteerKeeping
-from .volunteers import Assistance, PersistenceCoordinator, PersistenceVolunteer, VolunteerState
+from .volunteers import PersistenceCoordinator, PersistenceVolunteer, VolunteerState
 
 log = logging.getLogger("jbi_pubsub.node")
 
@@ -96,10 +96,10 @@ class NodePersistence:
         self._base = epoch << 30
         """Below the numbers of what we say, so that they grow over restarts."""
         self._lock = threading.Lock()
-        self._coordinator = PersistenceCoordinator(section.volunteers, section.node_timeout)
+        self._coordinator = PersistenceCoordinator(section.volunteers, section.node_timeout, self._base)
         chance = random.Random()  # noqa: S311  # delays, no secrets
         self._volunteer = PersistenceVolunteer(me, section.offer_seconds, chance.uniform)
-        self._words: dict[str, Assistance] = {}
+        self._words: dict[str, AssistanceBody] = {}
         """The last one of each registration, until it is said."""
         self._ended: dict[str, float] = {}
         """Registrations of ours that have ended, and when their last words are over (monotonic seconds)."""
@@ -160,7 +160,7 @@ class NodePersistence:
         elif self._section.volunteer:
             now = time.monotonic()
             with self._lock:
-                self._volunteer.told(message.origin, message.epoch, body.word(), now)
+                self._volunteer.told(message.origin, message.epoch, body, now)
                 due = self._volunteer.due()
             self._begin_or_end(body.uid)
             if due < now + LOOK_SECONDS:
@@ -303,7 +303,7 @@ class NodePersistence:
         for uid in [uid for uid, over in self._ended.items() if over <= now]:
             if not self._say(NodeMessage(
                 DatagramKind.ACCEPTED, DatagramMode.DURABLE, b"", expiration=CANCEL_LIFE, durability=_key(uid),
-                update=self._base + self._coordinator.next_number(),
+                update=self._coordinator.next_number(),
             )):  # fmt: skip
                 break
             del self._ended[uid]
@@ -313,13 +313,9 @@ class NodePersistence:
         with self._lock:
             words, self._words = self._words, {}
         for uid, word in words.items():
-            body = AssistanceBody(
-                VERSION, uid, self._base + word.number, word.needed, word.accepted, word.is_request
-            )  # fmt: skip
             is_said = self._say(NodeMessage(
                 DatagramKind.ASSISTANCE if word.is_request else DatagramKind.ACCEPTED, DatagramMode.DURABLE,
-                msgspec.msgpack.encode(body), expiration=WORD_LIFE, durability=_key(uid),
-                update=body.number,
+                msgspec.msgpack.encode(word), expiration=WORD_LIFE, durability=_key(uid), update=word.number,
             ))  # fmt: skip
             if not is_said:
                 with self._lock:

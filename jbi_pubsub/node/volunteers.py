@@ -18,7 +18,11 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
+import msgspec
+
 from jbi_pubsub.core.state import StateTable
+
+from .assistance import VERSION, AssistanceBody
 
 AGAIN: Final = 5.0
 """So many times the longest delay of an offer until it is made again that nobody has answered."""
@@ -85,19 +89,6 @@ VOLUNTEER: Final = StateTable(
 )
 
 
-class Assistance(NamedTuple):
-    """Word of a coordinator on one registration: a request when it begins or has lost somebody, or an acceptance."""
-
-    uid: str
-    number: int
-    """The greater one holds."""
-    needed: int
-    """Volunteers that are still needed."""
-    accepted: tuple[bytes, ...]
-    """Ids of those that were accepted and are there."""
-    is_request: bool
-
-
 class PersistenceOffer(NamedTuple):
     """Offer of a volunteer to a coordinator."""
 
@@ -117,18 +108,19 @@ class _Election:
 class PersistenceCoordinator:
     """Elections for a node's own registrations. One thread at a time."""
 
-    def __init__(self, volunteers: int, patience: float) -> None:
-        """`volunteers`: that are wanted for each; `patience`: seconds for one that was accepted to be seen."""
+    def __init__(self, volunteers: int, patience: float, number: int = 0) -> None:
+        """`volunteers`: that are wanted for each; `patience`: seconds for one that was accepted to be seen; `number`:
+        below those of all that is said."""
         self._volunteers, self._patience = volunteers, patience
         self._elections: dict[str, _Election] = {}
-        self._number = 0
+        self._number = number
         """Number of what was said last."""
 
-    def ask(self, uid: str) -> Assistance:
+    def ask(self, uid: str) -> AssistanceBody:
         """A registration is to be kept elsewhere: what is to be said. Again: the same once more."""
         return self._word(uid, self._elections.setdefault(uid, _Election()), is_request=True)
 
-    def offered(self, origin: bytes, uid: str, now: float) -> Assistance | None:
+    def offered(self, origin: bytes, uid: str, now: float) -> AssistanceBody | None:
         """A node has offered: what is to be said; None: nothing, it is ignored."""
         election = self._elections.get(uid)
         if election is None or origin in election.accepted or len(election.accepted) >= self._volunteers:
@@ -136,7 +128,7 @@ class PersistenceCoordinator:
         election.accepted[origin] = (False, now)
         return self._word(uid, election, is_request=False)
 
-    def look(self, present: Collection[bytes], now: float) -> Iterator[Assistance]:
+    def look(self, present: Collection[bytes], now: float) -> Iterator[AssistanceBody]:
         """These nodes are there, and no others: what is to be said of registrations that have lost somebody."""
         for uid, election in self._elections.items():
             before = election.accepted
@@ -148,19 +140,17 @@ class PersistenceCoordinator:
             if len(election.accepted) < len(before):
                 yield self._word(uid, election, is_request=True)
 
-    def end(self, uid: str) -> Assistance | None:
+    def end(self, uid: str) -> AssistanceBody | None:
         """A registration has ended: what is to be said, so that nobody offers any more."""
         election = self._elections.pop(uid, None)
-        return self._word(uid, election, is_request=False)._replace(needed=0) if election is not None else None
+        if election is None:
+            return None
+        return msgspec.structs.replace(self._word(uid, election, is_request=False), needed=0)
 
     def next_number(self) -> int:
         """A number behind all that were said."""
         self._number += 1
         return self._number
-
-    def has(self, uid: str) -> bool:
-        """Whether it is to be kept elsewhere."""
-        return uid in self._elections
 
     def uids(self) -> frozenset[str]:
         """Registrations that are to be kept elsewhere."""
@@ -175,9 +165,9 @@ class PersistenceCoordinator:
         election = self._elections.get(uid)
         return tuple(election.accepted) if election is not None else ()
 
-    def _word(self, uid: str, election: _Election, *, is_request: bool) -> Assistance:
+    def _word(self, uid: str, election: _Election, *, is_request: bool) -> AssistanceBody:
         needed = self._volunteers - len(election.accepted)
-        return Assistance(uid, self.next_number(), needed, tuple(election.accepted), is_request)
+        return AssistanceBody(VERSION, uid, self.next_number(), needed, tuple(election.accepted), is_request)
 
 
 @dataclass(slots=True)
@@ -220,7 +210,7 @@ class PersistenceVolunteer:
         """Registrations of which their coordinators have said nothing since then."""
         return [uid for uid, each in list(self._candidacies.items()) if each.asked <= then]
 
-    def told(self, coordinator: bytes, epoch: int, word: Assistance, now: float) -> bool:
+    def told(self, coordinator: bytes, epoch: int, word: AssistanceBody, now: float) -> bool:
         """A coordinator has spoken: whether we keep its registration from now on, and did not before."""
         candidacy = self._candidacies.get(word.uid)
         if candidacy is None:

@@ -13,10 +13,10 @@ import pytest
 
 from jbi_pubsub.network.datagram import DatagramKind, DatagramMode
 from jbi_pubsub.network.exchange import ExchangeSettings
+from jbi_pubsub.node.assistance import VERSION, AssistanceBody
 from jbi_pubsub.node.volunteers import (
     AGAIN,
     VOLUNTEER,
-    Assistance,
     PersistenceCoordinator,
     PersistenceOffer,
     PersistenceVolunteer,
@@ -30,7 +30,6 @@ SECONDS = 2.0
 """Longest delay of an offer."""
 SETTINGS = ExchangeSettings(announce_seconds=2.0, node_timeout=10.0)
 DAY = 86_400_000
-_WORD = tuple[str, int, int, tuple[bytes, ...], bool]
 
 
 class ElectingNode(Node):
@@ -65,14 +64,14 @@ class ElectingNode(Node):
                 if word := self.coordinator.offered(message.origin, uid, self.world.now):
                     self._speak(word)
             else:
-                word = Assistance(*msgspec.msgpack.decode(message.body, type=_WORD))
+                word = msgspec.msgpack.decode(message.body, type=AssistanceBody)
                 self.fetched += self.volunteer.told(message.origin, 1, word, self.world.now)
         self.world.at(max(self.world.now, min(self.volunteer.due(), 1e9)), self._offer)
 
-    def _speak(self, word: Assistance) -> None:
+    def _speak(self, word: AssistanceBody) -> None:
         kind = DatagramKind.ASSISTANCE if word.is_request else DatagramKind.ACCEPTED
         self.say(
-            msgspec.msgpack.encode(tuple(word)), DatagramMode.DURABLE, kind=kind, durability=bytes(16),
+            msgspec.msgpack.encode(word), DatagramMode.DURABLE, kind=kind, durability=bytes(16),
             update=word.number, expiration=DAY,
         )  # fmt: skip
 
@@ -224,7 +223,7 @@ def test_a_coordinator_that_is_back_has_those_again_who_kept_it_before() -> None
 
     def elected(epoch: int, now: float) -> set[bytes]:
         coordinator = PersistenceCoordinator(5, 10.0)
-        word: Assistance | None = coordinator.ask(UID)
+        word: AssistanceBody | None = coordinator.ask(UID)
         while word is not None and word.needed:
             for each in volunteers.values():
                 each.told(coordinator_id, epoch, word, now)
@@ -254,7 +253,7 @@ def test_words_that_come_late_or_of_others_change_nothing() -> None:
 
     assert volunteer.told(b"c" * 16, 1, accepted, 0.0)
     assert not volunteer.told(b"c" * 16, 1, request, 0.0)
-    assert not volunteer.told(b"x" * 16, 9, request._replace(number=9), 0.0)
+    assert not volunteer.told(b"x" * 16, 9, msgspec.structs.replace(request, number=9), 0.0)
 
     assert volunteer.keeps(UID)
     assert volunteer.due() == float("inf")
@@ -318,7 +317,8 @@ def test_lives_walk_every_row_of_the_table(walked_rows: Any) -> None:
                 case _:
                     number += 1
                     accepted = (b"v" * 16,) if chance.random() < 0.3 else ()
-                    volunteer.told(b"c" * 16, 1, Assistance(UID, number, chance.randrange(2), accepted, False), now)
+                    word = AssistanceBody(VERSION, UID, number, chance.randrange(2), accepted, False)
+                    volunteer.told(b"c" * 16, 1, word, now)
             is_open = volunteer.state(UID)[1] in (VolunteerState.WAITING, VolunteerState.OFFERED)
             assert is_open == (volunteer.due() < float("inf"))
     assert walked_rows.left(VOLUNTEER) == set()
