@@ -164,7 +164,8 @@ class Infosphere:
     ) -> None:
         """See BridgePlatform."""
         schema = SchemaBody(VERSION, bundle)
-        before = self._own.get(published.uid)
+        own = self._own.get(published.uid)
+        before = own.body.schema if own is not None else None
         if not self._uses(schema.name):
             self.words.stand(schema.name, schema)
         body = SequenceBody(
@@ -172,11 +173,13 @@ class Infosphere:
             is_persistent=published.is_persistent and self._section.persist_elsewhere,
             importance=published.importance, sending=published.sending,
         )  # fmt: skip
+        own = own or OwnSequence(body, self.say)
         with self._lock:
-            self._own[body.uid] = OwnSequence(body, self.say, before)
+            own.change(body)
+            self._own[body.uid] = own
         self.words.stand(digest(body.uid.encode()), body)
-        if before is not None and not self._uses(before.body.schema):
-            self.words.end(before.body.schema)
+        if before is not None and not self._uses(before):
+            self.words.end(before)
         self._changed()
 
     def unregister(self, uid: str, *, waits: bool) -> bool:  # noqa: ARG002  # what was said is the network's

@@ -60,22 +60,25 @@ class OwnSequence:
     yet, and of durable ones the newest of each key as long as it lives. What is left out behind it waits with it, so
     that all goes in order."""
 
-    def __init__(self, body: SequenceBody, say: Say, before: OwnSequence | None = None) -> None:
-        """`say`: Network.say; `before`: the same one as it was."""
-        self.body = body
+    def __init__(self, body: SequenceBody, say: Say) -> None:
+        """`say`: Network.say."""
         self._say = say
-        self._begun: float = before._begun if before is not None else time.monotonic()
-        self._lock: threading.Lock = threading.Lock() if before is None else before._lock
+        self._begun = time.monotonic()
+        self._lock = threading.Lock()
         """Held while something is said: what is held goes before what comes."""
-        self.last: int = before.last if before is not None else 0
+        self.last = 0
         """Number of the last object that was said or left out."""
-        self._left: int = before._left if before is not None else 0
+        self._left = 0
         """Objects left out and not told yet; `_left_to`: number of the last one, `_left_since`: when it came."""
-        self._left_to: int = before._left_to if before is not None else 0
-        self._left_since: float = before._left_since if before is not None else 0.0
-        self._held: deque[_HeldObject] = before._held if before is not None else deque()
-        self._bytes: int = before._bytes if before is not None else 0
+        self._left_to, self._left_since = 0, 0.0
+        self._held: deque[_HeldObject] = deque()
+        self._bytes = 0
         """Size of the objects that are held."""
+        self.change(body)
+
+    def change(self, body: SequenceBody) -> None:
+        """Be said so from now on."""
+        self.body = body
         key = body.sending.key
         self._key = compiled_xpath(f"string({key})", {}) if key else None
 
