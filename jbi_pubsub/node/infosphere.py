@@ -13,10 +13,11 @@ Rules:
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
@@ -49,7 +50,6 @@ from .bodies import (
     decoded_body,
     digest,
 )
-from .interest import OwnInterest
 from .ordering import Numbered
 from .own import OwnSequence
 from .remote import RemoteSequences
@@ -66,6 +66,33 @@ _WANTED: Final = digest(b"wanted")
 """Key of the message that tells what a node's subscribers want."""
 OBJECT_BYTES: Final = 1_000
 """That an object takes beside its body, while it waits for those before it."""
+
+
+class OwnInterest:
+    """Interest of this node's subscribers in what other nodes publish. One thread at a time; times are monotonic
+    seconds."""
+
+    def __init__(self) -> None:
+        self._untold: Wanted | None = None
+        self._since: Mapping[TypeName, float] | None = {}
+        """Types that are wanted, and since when; None: all are."""
+
+    def note(self, wanted: Wanted, now: float) -> None:
+        """Note what they want now."""
+        before, types = self._since or {}, wanted.types
+        self._untold = wanted
+        self._since = None if types is None else {each.type: before.get(each.type, now) for each in types}
+
+    def take(self) -> Wanted | None:
+        """The interest that other nodes have not been told yet."""
+        untold, self._untold = self._untold, None
+        return untold
+
+    def lacking(self, left: LeftOutBody, body: SequenceBody | None, now: float) -> LeftOutBody:
+        """The same objects of a registration, 0 of those that were left out before they wanted the type."""
+        if body is None or self._since is None or self._since.get(body.type, math.inf) <= now - left.age / 1000:
+            return left
+        return msgspec.structs.replace(left, count=0)
 
 
 class Infosphere:
