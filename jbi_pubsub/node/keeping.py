@@ -145,15 +145,19 @@ class VolunteerKeeping:
     def keep(self, uid: str, parcel: Parcel) -> None:
         """An object of a registration that is kept."""
         with self._changed:
-            has_room = self._due_bytes + _cost(parcel) <= BYTES_MOST or not self._due
-            if has_room:
-                self._due.append(parcel)
-                self._due_bytes += _cost(parcel)
-                self._put += 1
-                self._changed.notify()
-            else:
+            if not self._is_added(parcel, BYTES_MOST):
                 self.left_out += 1
                 self._lacking.add(uid)
+
+    def _is_added(self, what: Parcel | _Deletion, most: int) -> bool:
+        """Under the lock: whether there is room for it behind what is due, of so many bytes."""
+        if self._due and self._due_bytes + _cost(what) > most:
+            return False
+        self._due.append(what)
+        self._due_bytes += _cost(what)
+        self._put += 1
+        self._changed.notify()
+        return True
 
     def came(self, uid: str, parcel: Parcel) -> None:
         """The same of one that was published just now, and is relayed to the delegate as well."""
@@ -171,14 +175,8 @@ class VolunteerKeeping:
     def delete(self, ids: Sequence[str]) -> None:
         """Objects are to be nowhere any more. What there is no room for is told, and counted."""
         with self._changed:
-            deletion = _Deletion(tuple(ids))
-            has_room = self._due_bytes + _cost(deletion) <= 2 * BYTES_MOST
-            if has_room:
-                self._due.append(deletion)
-                self._due_bytes += _cost(deletion)
-                self._put += 1
-                self._changed.notify()
-            else:
+            has_room = self._is_added(_Deletion(tuple(ids)), 2 * BYTES_MOST)
+            if not has_room:
                 self.left_out += len(ids)
         if not has_room:
             log.error(
