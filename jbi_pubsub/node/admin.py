@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import resource
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
@@ -24,7 +23,6 @@ from jbi_pubsub.core.config import Config, check_value
 from jbi_pubsub.core.errors import ConfigurationError, UnknownUidError
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
 from jbi_pubsub.core.node_sections import LogSection
-from jbi_pubsub.core.process import version
 from jbi_pubsub.core.series import Counter, Gauge
 from jbi_pubsub.core.signing import Signer
 from jbi_pubsub.core.ticker import Job
@@ -41,6 +39,7 @@ from jbi_pubsub.protocol.status.delegate import ClientStatus, DelegateOverview, 
 from jbi_pubsub.protocol.status.networks import NetworksStatus, TypeConflict
 from jbi_pubsub.protocol.status.quality import SeriesStatus
 from jbi_pubsub.qos import measurement
+from jbi_pubsub.qos.process import memory
 
 from .log import NodeLog
 from .tunnel import TunnelDoor
@@ -382,11 +381,9 @@ class Statistics:
         for name, count in counts.items():
             self._counted(name, now, count)
         measured: dict[str, float] = dict(msgspec.structs.asdict(status.counts))
-        for name, value in _resources().items():
-            if name == "cpu":
-                self._counted(name, now, value)
-            else:
-                measured[name] = value
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        self._counted("cpu", now, used.ru_utime + used.ru_stime)
+        measured["memory"] = memory() or used.ru_maxrss * 1024.0
         if status.networks is not UNSET:
             self._take_networks(status.networks, now, measured)
         for name, value in measured.items():
@@ -426,17 +423,6 @@ class Statistics:
             yield name, told if trend is None else msgspec.structs.replace(told, trend=trend)
 
 
-def _resources() -> dict[str, float]:
-    """Resources of this process: CPU seconds, bytes resident."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    try:
-        with open("/proc/self/statm") as told:  # noqa: PTH123  # read each time
-            resident = int(told.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        resident = used.ru_maxrss * 1024
-    return {"cpu": used.ru_utime + used.ru_stime, "memory": float(resident)}
-
-
 class NodeReports:
     """Publishes what happens and how much, at its own delegate, as long as somebody has subscribed."""
 
@@ -446,11 +432,11 @@ class NodeReports:
         delegate: Delegate,
         name: str,
         signer: Signer | None,
-        overview: Callable[[], DelegateOverview] | None = None,
+        overview: Callable[[], DelegateOverview],
     ) -> None:
         """`overview`: of the delegate's server, which knows more than the delegate."""
         self._delegate = delegate
-        self._overview = overview or delegate.overview
+        self._overview = overview
         self._name = name
         self._events = OwnRegistration(
             delegate, signer, event_schema(), f"<Event><component>{_text(name)}</component></Event>".encode(), "events"
@@ -512,25 +498,3 @@ class NodeReports:
             series = self._statistics.take(self._overview())
             self._measurements.publish(measurement.documents(f"node {self._name}", series))
         return None
-
-
-def details_of(
-    config: Config, facts: Mapping[str, Any], addresses: Iterable[str], lookup: str, began: float
-) -> NodeFacts:
-    """`facts`: id, name, epoch."""
-    pad = config.pad
-    return NodeFacts(
-        **facts,
-        version=version(),
-        addresses=tuple(addresses),
-        lookup=lookup,
-        compression=config.link.max_compressed > 0,
-        archive=bool(config.archive.folder),
-        types=bool(config.types.folder),
-        max_metadata=config.client.max_metadata,
-        max_payload=config.client.max_payload,
-        max_registrations=pad.max_registrations,
-        max_sessions=pad.max_sessions,
-        max_subscriptions=pad.max_subscriptions,
-        uptime=round(time.monotonic() - began, 1),
-    )

@@ -33,6 +33,7 @@ from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ConfigurationError, EntryError, UnknownUidError
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import TypeName
+from jbi_pubsub.core.process import version
 from jbi_pubsub.core.wire.control import trust_own
 from jbi_pubsub.core.wire.endpoint import Caller, Login
 from jbi_pubsub.lookup.entry import Entry, matches
@@ -47,7 +48,7 @@ from jbi_pubsub.protocol.status.delegate import ClientStatus, DelegateStatus
 from jbi_pubsub.protocol.status.networks import NetworksStatus, TypeConflict
 from jbi_pubsub.trust.settings import signer_of
 
-from .admin import NODE, NodeCalls, NodeFacts, NodeReports, details_of
+from .admin import NODE, NodeCalls, NodeFacts, NodeReports
 from .identity import Identity, NodeFolder, default_folder
 from .log import NodeLog
 from .reaching import DELEGATE, LOOKUP
@@ -375,10 +376,24 @@ class NodeService:
 
     def details(self) -> NodeFacts:
         """Facts that clients may know."""
-        identity = self.identity
-        facts = {"id": identity.id, "name": self.name, "epoch": identity.epoch}
-        lookup = self.lookup.address if self.lookup is not None else ""
-        return details_of(self.config, facts, self.delegate.addresses, lookup, self.began)
+        config, identity = self.config, self.identity
+        return NodeFacts(
+            id=identity.id,
+            name=self.name,
+            epoch=identity.epoch,
+            version=version(),
+            addresses=self.delegate.addresses,
+            lookup=self.lookup.address if self.lookup is not None else "",
+            compression=config.link.max_compressed > 0,
+            archive=bool(config.archive.folder),
+            types=bool(config.types.folder),
+            max_metadata=config.client.max_metadata,
+            max_payload=config.client.max_payload,
+            max_registrations=config.pad.max_registrations,
+            max_sessions=config.pad.max_sessions,
+            max_subscriptions=config.pad.max_subscriptions,
+            uptime=round(time.monotonic() - self.began, 1),
+        )
 
     def status(self) -> DelegateStatus:
         """Status of the delegate."""

@@ -126,7 +126,7 @@ def test_statistics_are_told_as_often_as_is_set(
 def test_reports_that_have_ended_measure_nothing_however_often_they_are_to(node: Callable[..., NodeService]) -> None:
     # Given reports of a node, and such as have ended
     service = node()
-    ended = NodeReports(service.config, service.delegate.delegate, "home", None)
+    ended = NodeReports(service.config, service.delegate.delegate, "home", None, service.delegate.overview)
     ended.start()
     ended.stop()
     standing = [job for job in jobs() if job.name == "telling statistics"]
