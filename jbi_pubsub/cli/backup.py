@@ -12,10 +12,10 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Final, Protocol
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -77,12 +77,8 @@ _decode_any: Final = msgspec.json.Decoder(dict[str, Any]).decode
 _decode_entries: Final = msgspec.json.Decoder(Entries).decode
 
 
-class Sink(Protocol):
-    """Takes objects."""
-
-    def add(self, obj: InfoObject, entries: Entries = ()) -> None:
-        """One more; `entries` of its registration, once."""
-        ...
+Sink = Callable[[InfoObject, Entries], None]
+"""Takes one more object, with the entries of its registration, once."""
 
 
 # -- out ------------------------------------------------------------------------------------------------------------
@@ -93,16 +89,16 @@ def writing(path: Path, *, payloads: bool) -> Iterator[Sink]:
     """A file by its ending, or JSON lines to stdout for "-". It is there when it is whole, and not before. Raises
     ConfigurationError for another ending, or a file that is there."""
     if str(path) == STDIO:
-        yield _LineSink(sys.stdout.buffer, payloads=payloads)
+        yield _line_sink(sys.stdout.buffer, payloads=payloads)
         return
     form = form_of(path)
     if path.exists():
         raise ConfigurationError(f"{path} is there already", hint="Name another file, or remove it")
     with written(path, mode=None) as file:
         if form == "lines":
-            yield _LineSink(file, payloads=payloads)
+            yield _line_sink(file, payloads=payloads)
         else:
-            with _ParquetSink(file, payloads=payloads) as sink:
+            with _parquet_sink(file, payloads=payloads) as sink:
                 yield sink
 
 
@@ -116,51 +112,42 @@ def form_of(path: Path) -> str:
     raise ConfigurationError(f"{path} has no known ending", hint="Use .jsonl for JSON lines, .parquet for Parquet")
 
 
-class _LineSink:
-    def __init__(self, file: Any, *, payloads: bool) -> None:
-        self._file, self._payloads = file, payloads
+def _line_sink(file: Any, *, payloads: bool) -> Sink:
+    def add(obj: InfoObject, entries: Entries) -> None:
+        file.write(msgspec.json.encode(row_of(obj, entries, payload=payloads)) + b"\n")
 
-    def add(self, obj: InfoObject, entries: Entries = ()) -> None:
-        self._file.write(msgspec.json.encode(row_of(obj, entries, payload=self._payloads)) + b"\n")
+    return add
 
 
-class _ParquetSink:
-    def __init__(self, file: Any, *, payloads: bool) -> None:
-        import pyarrow as pa
+@contextmanager
+def _parquet_sink(file: Any, *, payloads: bool) -> Iterator[Sink]:
+    import pyarrow as pa
 
-        self._payloads = payloads
-        own = [
-            ("sequence", pa.int64()),
-            ("hops", pa.int64()),
-            ("via", pa.list_(pa.string())),
-            ("signature", pa.binary()),
-            ("entries", pa.string()),
-            ("attributes", pa.string()),
-        ]
-        schema = pa.schema([*dataset.columns("publications"), *(pa.field(*each) for each in own)])
-        self._rows = report.TableWriter(file, schema, most=dataset.ROW_GROUP, most_bytes=dataset.GROUP_BYTES)
+    own = [
+        ("sequence", pa.int64()),
+        ("hops", pa.int64()),
+        ("via", pa.list_(pa.string())),
+        ("signature", pa.binary()),
+        ("entries", pa.string()),
+        ("attributes", pa.string()),
+    ]
+    schema = pa.schema([*dataset.columns("publications"), *(pa.field(*each) for each in own)])
+    with report.TableWriter(file, schema, most=dataset.ROW_GROUP, most_bytes=dataset.GROUP_BYTES) as rows:
 
-    def __enter__(self) -> _ParquetSink:
-        return self
+        def add(obj: InfoObject, entries: Entries) -> None:
+            at = obj.platform
+            rows.add_named(
+                {
+                    "object_id": obj.object_id, "type": obj.type.name, "version": obj.type.version,
+                    "time": at.published, "publisher": at.registration, "metadata": obj.metadata,
+                    "payload_bytes": at.payload_length, "payload": obj.payload if payloads and is_whole(obj) else None,
+                    "sequence": at.sequence, "hops": at.hops, "via": list(at.via), "signature": at.signature,
+                    "entries": msgspec.json.encode(entries).decode() if entries else None,
+                    "attributes": msgspec.json.encode(at.attributes).decode() if at.attributes is not None else None,
+                }
+            )  # fmt: skip
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._rows.__exit__(kind)
-
-    def add(self, obj: InfoObject, entries: Entries = ()) -> None:
-        at = obj.platform
-        self._rows.add_named(
-            {
-                "object_id": obj.object_id, "type": obj.type.name, "version": obj.type.version, "time": at.published,
-                "publisher": at.registration, "metadata": obj.metadata, "payload_bytes": at.payload_length,
-                "payload": obj.payload if self._has_payload(obj) else None,
-                "sequence": at.sequence, "hops": at.hops, "via": list(at.via), "signature": at.signature,
-                "entries": msgspec.json.encode(entries).decode() if entries else None,
-                "attributes": msgspec.json.encode(at.attributes).decode() if at.attributes is not None else None,
-            }
-        )  # fmt: skip
-
-    def _has_payload(self, obj: InfoObject) -> bool:
-        return self._payloads and is_whole(obj)
+        yield add
 
 
 def left_out(count: int) -> str:
@@ -181,7 +168,7 @@ def is_whole(obj: InfoObject) -> bool:
     return MEMORY_BYTES >= obj.payload_size == obj.platform.payload_length
 
 
-def row_of(obj: InfoObject, entries: Entries = (), *, payload: bool) -> ObjectRow:
+def row_of(obj: InfoObject, entries: Entries, *, payload: bool) -> ObjectRow:
     """An object as a line. Its payload is missing where retention has taken it, or it is too large."""
     at = obj.platform
     whole = payload and is_whole(obj)

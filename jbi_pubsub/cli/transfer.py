@@ -133,7 +133,7 @@ def _written(
     with telling("objects") as tell:
         for obj in objects:
             uid = obj.platform.registration
-            sink.add(obj, () if uid in told else described(uid))
+            sink(obj, () if uid in told else described(uid))
             told.add(uid)
             count += 1
             large += backup.is_too_large(obj)
