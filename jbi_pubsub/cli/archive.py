@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -19,16 +20,16 @@ from jbi_pubsub.core.info_object import InfoObject
 from jbi_pubsub.protocol.replies import DeletionCount
 from jbi_pubsub.protocol.requests import QueryRequest
 from jbi_pubsub.protocol.status.archive import KeptStatus
-from jbi_pubsub.subscriber import SubscriberAdapter, SubscriptionUid
+from jbi_pubsub.subscriber import SubscriberAdapter
 from jbi_pubsub.subscriber.archives import archives_with, types_at
 from jbi_pubsub.subscriber.moments import seconds_at
 
 from .archives import CALL_SECONDS, AnyArchive, ArchiveServer, ObjectSelection, ServedArchive, names, opened
-from .clients import namespaces_of, show_object
+from .clients import namespaces_of, show_object, show_objects
 from .near import NearNames
 from .options import JsonArguments, argument, command, flag, option, repeated
 from .settings import looking
-from .show import Column, Table, counted, printable, show_facts, show_losses, show_tables, sized, telling
+from .show import Column, Table, counted, printable, show_facts, show_tables, sized, telling
 from .status import ARCHIVED, archive_row, archive_troubles
 from .transfer import export, import_
 
@@ -72,13 +73,12 @@ archive.add_command(import_)
 
 
 class _Look(AnyArchive, JsonArguments):
-    def inspected(self, title: str, *, whole: bool) -> int:
+    def inspected(self, folder: Path, title: str, *, whole: bool) -> int:
         """Show what a folder holds; the exit code."""
         from jbi_pubsub.archive.inspection import inspected  # here: the other commands start faster without
 
-        assert self.folder is not None
         with telling("objects read") as tell:
-            found = inspected(self.folder, whole=whole, tell=partial(tell, "objects read"))
+            found = inspected(folder, whole=whole, tell=partial(tell, "objects read"))
         self.show(msgspec.to_builtins(found), lambda: _show_inspection(found, title))
         return 1 if found.troubles else 0
 
@@ -92,8 +92,8 @@ def status(given: _Look) -> int:
     jbi archive status --at 127.0.0.1:4161 --json
     jbi archive status --folder /var/lib/jbi/archive
     """
-    if given.is_folder():
-        return given.inspected("archive at rest", whole=False)
+    if (folder := given.resting()) is not None:
+        return given.inspected(folder, "archive at rest", whole=False)
     config = given.settings.load()
     found = {place.name: place.status(config) for place in given.places(config)}
     given.show(found, lambda: _show_states(found))
@@ -129,8 +129,8 @@ def check(given: _Look) -> int:
     jbi archive check
     jbi archive check --folder /var/lib/jbi/archive
     """
-    if given.is_folder():
-        return given.inspected("archive, read whole", whole=True)
+    if (folder := given.resting()) is not None:
+        return given.inspected(folder, "archive, read whole", whole=True)
     config = given.settings.load()
     found = {place.name: _troubles(place.status(config)) for place in given.places(config)}
     nothing = "no trouble is known; to read all of it, stop it and give --folder"
@@ -188,35 +188,17 @@ def tail(given: _Tail) -> None:
                 named = {"predicate": given.predicate, "namespaces": spaces, "order": "newest", "limit": given.lines}
                 with adapter.open_query(given.type_name or None, **named) as opened:  # type: ignore[arg-type]
                     before = list(opened)[::-1]
-        for obj in _followed(adapter, uid, before, given.count, given.timeout):
+        for obj in before[: given.count]:
             show_object(obj, as_json=given.as_json)
-        show_losses(adapter.losses(uid))
-
-
-def _followed(
-    adapter: SubscriberAdapter,
-    uid: SubscriptionUid,
-    before: Sequence[InfoObject],
-    count: int | None,
-    timeout: float | None,
-) -> Iterator[InfoObject]:
-    """Objects that are there, then those archived from now on, without those that are not kept."""
-    known = {obj.object_id for obj in before}
-    seen = 0
-    for obj in before:
-        yield obj
-        seen += 1
-        if seen == count:
-            return
-    while True:
-        came = adapter.receive(uid, timeout if timeout is not None else 3600.0)
-        if came is None and timeout is not None:
-            return
-        if came is not None and came.platform.position and came.object_id not in known:
-            yield came
-            seen += 1
-            if seen == count:
-                return
+        known = {obj.object_id for obj in before}
+        show_objects(
+            adapter,
+            uid,
+            count=None if given.count is None else given.count - len(before),
+            timeout=given.timeout,
+            as_json=given.as_json,
+            is_wanted=lambda obj: obj.platform.position > 0 and obj.object_id not in known,
+        )
 
 
 # -- changing -------------------------------------------------------------------------------------------------------
@@ -380,11 +362,10 @@ def rebuild(given: _Rebuild) -> None:
     jbi archive rebuild --folder /var/lib/jbi/archive
     """
     config = given.settings.load()
-    if given.is_folder():
-        assert given.folder is not None
+    if (folder := given.resting()) is not None:
         if given.no_wait:
             raise ConfigurationError("--no-wait is for archives in use: no process continues the work in a folder")
-        with opened(config, given.folder) as kept:
+        with opened(config, folder) as kept:
             kept.rebuild()
             _await_index(kept.status)
         click.echo("the index is built again")

@@ -84,11 +84,11 @@ class RestingArchive(Arguments):
 class AnyArchive(RestingArchive, ServedArchive):
     """An archive that is in use, or one at rest."""
 
-    def is_folder(self) -> bool:
-        """Whether it is one at rest. Raises ConfigurationError."""
+    def resting(self) -> Path | None:
+        """Folder of one at rest; None: it is in use. Raises ConfigurationError."""
         if self.at and self.folder is not None:
             raise ConfigurationError("--at asks a server, --folder opens a folder", hint="Give one of them")
-        return self.folder is not None
+        return self.folder
 
 
 class ObjectSelection(Arguments):

@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -273,9 +273,9 @@ def show_objects(
     timeout: float | None,
     as_json: bool,
     out: Path | None = None,
-    only: str = "",
+    is_wanted: Callable[[InfoObject], bool] = lambda _: True,
 ) -> int:
-    """Show what comes, until it is enough, and return how much that was; `only` of that registration."""
+    """Show what comes and is wanted, until it is enough, and return how much that was."""
     seen = 0
     while count is None or seen < count:
         obj = adapter.receive(uid, timeout if timeout is not None else 3600.0)
@@ -283,7 +283,7 @@ def show_objects(
             if timeout is not None:
                 break
             continue
-        if only and obj.platform.registration != only:
+        if not is_wanted(obj):
             continue
         seen += 1
         if out is not None:

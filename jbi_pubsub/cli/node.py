@@ -441,9 +441,13 @@ def snoop(given: _Snoop) -> int:
         uid = adapter.register_subscriber(**wanted.terms)
         adapter.wait_matched(uid, 1, config.lookup.timeout)
         click.echo(f"jbi: watching {printable(named)}, Ctrl-C ends", err=True)
-        only = wanted.registration
         seen = show_objects(
-            adapter, uid, count=given.count, timeout=given.timeout, out=None, as_json=given.as_json, only=only
+            adapter,
+            uid,
+            count=given.count,
+            timeout=given.timeout,
+            as_json=given.as_json,
+            is_wanted=lambda obj: wanted.registration in ("", obj.platform.registration),
         )
     return enough(seen, given.count)
 

@@ -193,9 +193,8 @@ def _tell_taken(taken: TakenIn, reading: backup.ObjectFile, file: Path) -> None:
 def _taking_in(given: _ArchiveImport) -> Iterator[Callable[[Sequence[Parcel], Mapping[str, backup.Entries]], TakenIn]]:
     """Function that keeps objects: that of an archive that is in use, or one at rest."""
     config = given.settings.load()
-    if given.is_folder():
-        assert given.folder is not None
-        with opened(config, given.folder, is_made=True) as kept:
+    if (folder := given.resting()) is not None:
+        with opened(config, folder, is_made=True) as kept:
             yield Archiving(kept, RecentBuffers(0.0, 0)).take_in
         return
     with given.place(config).calls(config) as proxy:
