@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import select
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
@@ -186,51 +187,36 @@ def _start_detached(settings: CommandSettings, config: Config, own: dict[str, ob
     command = [sys.executable, "-m", "jbi_pubsub", *settings.words(), *given, "node", "start", "--json"]
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        pid, out = _spawned(command, said)
+        with os.fdopen(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            process = subprocess.Popen(  # noqa: S603  # ourselves
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=file, start_new_session=True
+            )
     except OSError as exc:
         raise StorageError(
             f"[node] folder {folder}: {exc.strerror or exc}", hint="Name one that can be written"
         ) from exc
-    with os.fdopen(out, "rb") as told:
-        line = _first_line(told, pid)
+    line = _first_line(process)
     if not line:
-        _, code = os.waitpid(pid, 0)
-        with said.open("rb") as file:
-            why = file.read(READ_MOST).decode(errors="replace").strip().splitlines()
-        raise StorageError(
-            f"the node has ended, exit code {os.waitstatus_to_exitcode(code)}: {why[-1] if why else 'it said nothing'}"
-        )
+        code = process.wait()
+        with said.open("rb") as told:
+            why = told.read(READ_MOST).decode(errors="replace").strip().splitlines()
+        raise StorageError(f"the node has ended, exit code {code}: {why[-1] if why else 'it said nothing'}")
+    process.returncode = 0  # it outlives us: nobody waits for it
     facts = msgspec.json.decode(line)
     also = f", {facts['gateway']}" if facts.get("gateway") else ""
     where = f"{facts['address']}, process {facts['pid']}, log {log}{also}"
     announce(as_json, facts, f"node {facts['name']} {facts['id'][:8]} at {where}")
 
 
-def _spawned(command: list[str], said: Path) -> tuple[int, int]:
-    """A process in a session of its own, and what it says, to be read; what goes wrong it says to a file. It outlives
-    us."""
-    out, says = os.pipe()
-    try:
-        actions = [
-            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_DUP2, says, 1),
-            (os.POSIX_SPAWN_OPEN, 2, str(said), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600),
-        ]
-        return os.posix_spawn(command[0], command, os.environ, file_actions=actions, setsid=True), out
-    except OSError:
-        os.close(out)
-        raise
-    finally:
-        os.close(says)
-
-
-def _first_line(told: BinaryIO, pid: int) -> bytes:
+def _first_line(process: subprocess.Popen[bytes]) -> bytes:
     """Within READY_SECONDS; b"" if it ends without one. Raises WireTimeoutError."""
-    ready, _, _ = select.select([told], [], [], READY_SECONDS)
-    if not ready:
-        os.kill(pid, signal.SIGTERM)
-        raise WireTimeoutError(f"the node was not ready within {READY_SECONDS:g} s")
-    return told.readline(READ_MOST)
+    assert process.stdout is not None
+    with process.stdout as told:
+        ready, _, _ = select.select([told], [], [], READY_SECONDS)
+        if not ready:
+            process.terminate()
+            raise WireTimeoutError(f"the node was not ready within {READY_SECONDS:g} s")
+        return told.readline(READ_MOST)
 
 
 class _Stop(_NodePlace):
