@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Final
 
 from jbi_pubsub.core.documents import Particle, Texts
 from jbi_pubsub.core.errors import MetadataError, SchemaError
@@ -20,7 +19,7 @@ def bundle_without(type_: TypeName) -> SchemaBundle:
 class UntypedGate:
     """Stands for a type of which nobody has a schema: any well-formed metadata, none of them invariant. Immutable."""
 
-    digest: Final = ""
+    digest = ""
 
     def __init__(self, type_: TypeName) -> None:
         self.type = type_

@@ -10,21 +10,21 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from itertools import chain, groupby, islice
 from typing import Any, Final
 
 import msgspec
 
+from jbi_pubsub.codegen.types.untyped import UntypedGate
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import JbiError, StudyError, WireError
 from jbi_pubsub.core.info_object import Head, Parcel, SchemaBundle, TypeName, object_id_of, pack
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.receiver import Receiver
 from jbi_pubsub.core.wire.stream_socket import StreamSocket
-from jbi_pubsub.core.xml import Element, parse_metadata
-from jbi_pubsub.lookup.entry import EntryRep
+from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.pad.delegate.delegate import Delegate
 from jbi_pubsub.pad.egress.session import Deliveries
@@ -92,32 +92,12 @@ def _is_sound(each: PublicationRow) -> bool:
     return not fault(each)
 
 
-class _Gate:
-    """A type whose schema nobody has: every document is of it."""
+class _Gate(UntypedGate):
+    """A type whose schema nobody has, but the digest of it: every document is of it."""
 
     def __init__(self, bundle: SchemaBundle) -> None:
-        self.type, self.bundle, self.digest = bundle.type, bundle, bundle.main
-
-    def validate(self, root: Element) -> None: ...
-
-    def check_invariants(self, root: Element, registered: tuple[EntryRep, ...], metadata: bytes = b"") -> None: ...
-
-    def texts(self, path: Sequence[str]) -> None: ...
-
-    def attribute(self, path: Sequence[str], name: str) -> None: ...
-
-    def content(self, path: Sequence[str], tags: Sequence[str]) -> None: ...
-
-    def impossible(
-        self,
-        expression: str,  # noqa: ARG002
-        namespaces: Mapping[str, str],  # noqa: ARG002
-        registered: Collection[Sequence[EntryRep]] = (),  # noqa: ARG002
-    ) -> tuple[str, ...]:
-        return ()
-
-    def is_invariant(self, path: Sequence[str]) -> bool:  # noqa: ARG002  # the protocol's parameter
-        return False
+        super().__init__(bundle.type)
+        self.bundle, self.digest = bundle, bundle.main
 
 
 class _Bench:
