@@ -13,6 +13,7 @@ from jbi_pubsub.core.wire.address import check_endpoint
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.client.proxy import EVERYTHING
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
+from jbi_pubsub.protocol.entries import PublisherAdapterDelegate
 
 from .settings import looking
 
@@ -54,6 +55,12 @@ def by_address(items: Iterable[ServiceItem]) -> list[ServiceItem]:
     """Each server once: one that was killed and started again at its address is listed twice until its former lease has
     run out."""
     return list({(item.proxy.endpoints, item.proxy.certificate): item for item in items}.values())
+
+
+def name_of(item: ServiceItem) -> str:
+    """Name and location of a delegate as lookup services know them; "" for what is none."""
+    known = [each.as_dict() for each in item.entries if each.cls.name == PublisherAdapterDelegate.entry_name]
+    return f"{known[0].get('name')}, {known[0].get('location')}" if known else ""
 
 
 def at_address(at: str, exported: str = "") -> ServiceRef:

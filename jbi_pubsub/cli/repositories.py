@@ -6,10 +6,9 @@ from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ConfigurationError, UnknownUidError
 from jbi_pubsub.core.info_object import TypeName
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.protocol.entries import PublisherAdapterDelegate
 from jbi_pubsub.protocol.repositories import REPOSITORIES
 
-from .community import by_address, listed
+from .community import by_address, listed, name_of
 
 
 def named(given: str) -> TypeName:
@@ -23,14 +22,7 @@ def found_repository(config: Config) -> ServiceRef:
     items = by_address(listed(config, REPOSITORIES))
     if len(items) == 1:
         return items[0].proxy
-    own = PublisherAdapterDelegate.entry_name
-    names = [
-        f"{', '.join(item.proxy.endpoints)} ({entry.name}, {entry.location})"
-        for item in items
-        for rep in item.entries
-        if rep.cls.name == own
-        for entry in [PublisherAdapterDelegate.from_rep(rep)]
-    ]
+    names = [f"{', '.join(item.proxy.endpoints)} ({name})" for item in items if (name := name_of(item))]
     if names:
         raise ConfigurationError(
             f"several delegates have a type repository: {'; '.join(sorted(names)[:10])}",

@@ -20,19 +20,18 @@ from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.hla.proxy import HLA_BRIDGE_TYPE
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.client.proxy import EVERYTHING
-from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
+from jbi_pubsub.lookup.item import ServiceTemplate
 from jbi_pubsub.protocol.entries import (
     ANSWERING_TYPES,
     PAD_TYPE,
     PUBLISHER_TYPE,
     RTI_TYPE,
-    PublisherAdapterDelegate,
 )
 from jbi_pubsub.protocol.services import STATUS
 from jbi_pubsub.protocol.status.federations import RtiStatus
 from jbi_pubsub.web.simulations import federate_rows, federation_rows
 
-from .community import at_address
+from .community import at_address, name_of
 from .options import TableArguments, argument, command, flag, option
 from .pages import FEDERATES, FEDERATIONS
 from .screen import Screen, is_screen
@@ -255,7 +254,7 @@ class Servers:
         with looking(self._config):
             items = self._community.lookup(ServiceTemplate(), EVERYTHING)
         refs = {session.registrar_id: session.ref for session in self._community.sessions()}
-        self._names = {item.proxy.endpoints: name for item in items if (name := _name_of(item))}
+        self._names = {item.proxy.endpoints: name for item in items if (name := name_of(item))}
         ours = [item.proxy for item in items if _ANSWERING.intersection(item.types)]
         # by address: one that was killed and started again there is listed twice until its former lease has run out
         return refs | {ref.service_id: ref for ref in {(ref.endpoints, ref.certificate): ref for ref in ours}.values()}
@@ -281,12 +280,6 @@ class Servers:
             own = msgspec.structs.replace(ref, exported=STATUS, methods=())
             client = self._clients[key] = ControlClient(own, self._config.security(), timeout=ANSWER_SECONDS)
         return client
-
-
-def _name_of(item: ServiceItem) -> str:
-    """Name and location of a delegate as lookup services know them; "" for what is none."""
-    known = [each.as_dict() for each in item.entries if each.cls.name == PublisherAdapterDelegate.entry_name]
-    return f"{known[0].get('name')}, {known[0].get('location')}" if known else ""
 
 
 def checked(facts: Facts, address: str) -> Facts:
@@ -317,44 +310,31 @@ def tables(
     lookups = [facts for facts in found if facts["kind"] == "lookup"]
     known = [facts for facts in found if facts["kind"] not in ("lookup", *NO_ANSWER, *_OF_FEDERATIONS)]
     others = [facts for facts in found if facts["kind"] in ("lookup", *_OF_FEDERATIONS)]
-    more = [name for name in ("mail", "kept") if any(name in facts for facts in known)]
-    columns = [column for column in _SERVERS if column.head not in ("mail", "kept") or column.head in more]
+    more = [name for name in _CELLS if any(name in facts for facts in known)]
+    columns = [column for column in _SERVERS if column.head not in _CELLS or column.head in more]
     yield Table(columns, [_server_row(facts, more) for facts in found])
     if lookups:
         yield _with_rates(_LOOKUPS, [_lookup_row(facts) for facts in lookups], lookups, _LOOKUP_RATES)
     taking = [facts for facts in known if "foreign" not in facts]
     if taking:
         yield _with_rates(_OBJECTS, [_objects_row(facts) for facts in taking], taking, _OBJECT_RATES)
-    mails = [_mail_row(facts) for facts in known if _has_mail(facts)]
-    if mails:
-        yield Table(_MAILED, mails)
-    archives = [archive_row(_called(facts), facts["archive"]) for facts in known if "archive" in facts]
-    if archives:
-        yield Table(ARCHIVED, archives)
     bridges = [row for facts in (*known, *others) for row in _bridge_rows(facts.get("foreign") or {})]
-    if bridges:
-        yield Table(_BRIDGES, list(dict.fromkeys(bridges)))
     rtis = [converted(facts, RtiStatus) for facts in others if facts["kind"] in ("rti", "rti link")]
-    if federations := [row for each in rtis for row in federation_rows(each)]:
-        yield Table(FEDERATIONS, federations)
     federates = [row for each in rtis for row in federate_rows(each)]
-    if federates and not (is_cut and len(federates) > FEDERATES_MOST):
-        yield Table(FEDERATES, federates)
-    shown = [_certificate_row(facts) for facts in (*others, *known) if facts.get("tls")]
-    if shown := [row for row in shown if whole or row[-1]]:
-        yield Table(_CERTIFICATES, shown)
-    for heads, key in ((_LOSSES, "lost"), (_FAULTS, "faults")):
-        told = [
-            (_called(facts), what, f"{count:,}")
-            for facts in (*others, *known)
-            for what, count in sorted((facts.get(key) or {}).items())
-            if count
-        ]
-        if told:
-            yield Table(heads, told)
-    besides = [(_called(facts), *each) for facts in (*others, *known) for each in _besides(facts, whole=whole)]
-    if besides:
-        yield Table(_MORE, besides)
+    certificates = [_certificate_row(facts) for facts in (*others, *known) if facts.get("tls")]
+    every = (*others, *known)
+    made: list[tuple[Sequence[Column], Sequence[Sequence[object]]]] = [
+        (_MAILED, [_mail_row(facts) for facts in known if _has_mail(facts)]),
+        (ARCHIVED, [archive_row(_called(facts), facts["archive"]) for facts in known if "archive" in facts]),
+        (_BRIDGES, list(dict.fromkeys(bridges))),
+        (FEDERATIONS, [row for each in rtis for row in federation_rows(each)]),
+        (FEDERATES, [] if is_cut and len(federates) > FEDERATES_MOST else federates),
+        (_CERTIFICATES, [row for row in certificates if whole or row[-1]]),
+        (_LOSSES, [row for facts in every for row in _count_rows(facts, "lost")]),
+        (_FAULTS, [row for facts in every for row in _count_rows(facts, "faults")]),
+        (_MORE, [(_called(facts), *each) for facts in every for each in _besides(facts, whole=whole)]),
+    ]
+    yield from (Table(columns, rows) for columns, rows in made if rows)
     if subscriptions:
         for facts in taking:
             yield _subscription_table(facts, ROWS_MOST if is_cut else None)
@@ -369,6 +349,12 @@ def _with_rates(
     rates = [[rated(facts.get("rates", {}).get(name, 0.0)) for name in heads] for facts in found]
     with_rates = (*columns, *(Column(head, right=True) for head in heads.values()))
     return Table(with_rates, [(*row, *rate) for row, rate in zip(rows, rates, strict=True)])
+
+
+def _count_rows(facts: Facts, key: str) -> Iterator[Sequence[object]]:
+    """Losses or faults of a server, each with its cause or step."""
+    counts = sorted((facts.get(key) or {}).items())
+    return ((_called(facts), what, f"{count:,}") for what, count in counts if count)
 
 
 def _besides(facts: Facts, *, whole: bool) -> list[tuple[str, str]]:
@@ -418,8 +404,7 @@ def _server_row(facts: Facts, more: Sequence[str]) -> Sequence[object]:
     else:
         name = f"{facts['name']}, {facts['location']}" if facts["kind"] == "delegate" else ""
         counts = (facts["counts"]["registrations"], facts["counts"]["subscriptions"], facts["leases"])
-    shown = {"mail": _mail, "kept": _kept}
-    cells = (shown[name](facts[name]) if name in facts else "" for name in more)
+    cells = (_CELLS[name](facts[name]) if name in facts else "" for name in more)
     return *_kind(facts, name), facts["address"], lasted(facts["uptime"]), *counts, *cells
 
 
@@ -442,9 +427,11 @@ def _bridge_rows(foreign: Facts) -> Iterator[tuple[str, ...]]:
         yield str(foreign["name"]), str(way["from"]), str(way["to"]), *numbers, wrong or "ok"
 
 
-def _mail(mail: Facts) -> str:
-    """Number of mails that wait."""
-    return f"{mail['queued']:,}"
+_CELLS: Final[dict[str, Callable[[Facts], str]]] = {
+    "mail": lambda mail: f"{mail['queued']:,}",
+    "kept": lambda kept: sized(kept["bytes"]),
+}
+"""Cells of what not every server has: mails that wait, the size of what is in a delegate's buffers."""
 
 
 def _has_mail(facts: Facts) -> bool:
@@ -490,11 +477,6 @@ def _certificate_row(facts: Facts) -> Sequence[object]:
     wrong = "it is revoked" if tls["revoked"] else "it ends soon: jbi certs renew" if tls["ends_soon"] else ""
     until = time.strftime("%Y-%m-%d", time.gmtime(tls["until"])) if tls["until"] is not None else ""
     return _called(facts), str(tls["identity"]), until, f"{tls['days']:,}" if tls["days"] is not None else "", wrong
-
-
-def _kept(kept: Facts) -> str:
-    """The size of what is in a delegate's buffers."""
-    return sized(kept["bytes"])
 
 
 def _objects_row(facts: Facts) -> Sequence[object]:
