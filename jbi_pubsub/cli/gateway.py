@@ -10,7 +10,7 @@ import click
 from jbi_pubsub.core import extras
 
 from .options import JsonArguments, command, flag, option
-from .servers import ServerEnd, serve_until, tell_ready
+from .servers import ServerEnd, serving, tell_ready
 
 
 class _Gateway(JsonArguments):
@@ -46,10 +46,7 @@ def gateway(given: _Gateway) -> int:
     logging.getLogger("uvicorn").setLevel(max(logging.ERROR, logging.getLogger().level))
     ending = ServerEnd()
     server = Gateway(config, ended=ending.fail)
-
-    def ready() -> None:
+    with serving(server, ending.stop):
         facts, at = {"ready": "gateway", "url": server.address}, server.address
         tell_ready(given.as_json, facts, f"gateway at {at}, /v1/openapi.json says what it does")
-
-    serve_until(ending.stop, server, ready)
     return ending.code

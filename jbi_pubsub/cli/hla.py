@@ -67,7 +67,7 @@ def serve(given: _HlaServe) -> None:
     from jbi_pubsub.hla.proxy import modules_of
     from jbi_pubsub.hla.server import RtiServer
 
-    from .servers import access_of, metrics_of, raise_file_limit, serve_until, stop_on_signal, tell_ready
+    from .servers import access_of, metrics_of, raise_file_limit, serving, stop_on_signal, tell_ready
 
     federation = given.federation
     if given.modules and not federation:
@@ -78,15 +78,12 @@ def serve(given: _HlaServe) -> None:
     raise_file_limit()
     stop = stop_on_signal()
     server = RtiServer(config, saves=given.saves, lease=given.lease, access=access_of(config, "rti"))
-
-    def ready() -> None:
+    with serving(server, stop):
         if federation:
             server.create(federation, parts, RtiOptions(one_at_a_time=given.one_at_a_time, adds=given.adds))
         facts = {"ready": "rti", "address": server.address, "federation": federation or ""}
         serves = f"serves {federation}" if federation else "serves no federation yet"
         tell_ready(given.as_json, {**facts, **metrics_of(server.metrics)}, f"RTI at {server.address}, {serves}")
-
-    serve_until(stop, server, ready)
 
 
 class _Link(JsonArguments):
@@ -117,7 +114,7 @@ def link(given: _Link) -> None:
     from jbi_pubsub.core.wire.address import check_endpoint
     from jbi_pubsub.hla.link import RtiLink
 
-    from .servers import access_of, raise_file_limit, serve_until, stop_on_signal, tell_ready
+    from .servers import access_of, raise_file_limit, serving, stop_on_signal, tell_ready
 
     if not given.federation:
         raise ConfigurationError("--federation '' is not a name", hint="For example --federation Air")
@@ -129,12 +126,9 @@ def link(given: _Link) -> None:
     raise_file_limit()
     stop = stop_on_signal()
     door = RtiLink(config, far, given.federation, given.name or "", access=access_of(config, "rti"))
-
-    def ready() -> None:
+    with serving(door, stop):
         facts = {"ready": "rti link", "address": door.address, "federation": given.name or given.federation}
         tell_ready(given.as_json, facts, f"link to {given.federation} at {door.address}")
-
-    serve_until(stop, door, ready)
 
 
 class _Explore(JsonArguments):

@@ -342,11 +342,12 @@ class ServerProcess(Protocol):
     def stop(self) -> object: ...
 
 
-def serve_until(stop: threading.Event, server: ServerProcess, ready: Callable[[], object]) -> None:
-    """Run a server; `ready` tells that it is."""
+@contextmanager
+def serving(server: ServerProcess, stop: threading.Event) -> Iterator[None]:
+    """A server that runs until it is to stop; in the `with` it is told that it is ready."""
     try:
         server.start()
-        ready()
+        yield
         wait_for(stop)
     finally:
         server.stop()

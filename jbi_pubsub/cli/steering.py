@@ -71,7 +71,7 @@ def serve(given: _PolicyServe) -> None:
     """
     from jbi_pubsub.policy.server import PolicyServer  # here: the other commands start faster without
 
-    from .servers import serve_until, stop_on_signal, tell_ready
+    from .servers import serving, stop_on_signal, tell_ready
 
     if given.ephemeral and given.state is not None:
         raise ConfigurationError("--ephemeral keeps no history, --state does", hint="Give one of them")
@@ -79,14 +79,11 @@ def serve(given: _PolicyServe) -> None:
     stop = stop_on_signal()
     kept = None if given.ephemeral else given.state or given.file.with_name(f"{given.file.name}.history")
     server = PolicyServer(config, given.file, state=kept, take_over=given.take_over)
-
-    def ready() -> None:
+    with serving(server, stop):
         version = server.standing.version
         facts = {"ready": "policy", "id": server.manager, "address": server.address, "epoch": server.standing.epoch}
         text = f"policy manager {server.manager[:8]} at {server.address}, version {version}"
         tell_ready(given.as_json, {**facts, "version": version}, text)
-
-    serve_until(stop, server, ready)
 
 
 class _Apply(_Change):

@@ -45,18 +45,15 @@ def serve(given: _TraderServe) -> None:
     """
     from jbi_pubsub.domains.server import TraderServer  # here: the other commands start faster without
 
-    from .servers import access_of, serve_until, stop_on_signal, tell_ready
+    from .servers import access_of, serving, stop_on_signal, tell_ready
 
     config = given.settings.load(pad__host=given.host, pad__port=given.port)
     stop = stop_on_signal()
     server = TraderServer(config, access=access_of(config, "trader"))
-
-    def ready() -> None:
+    with serving(server, stop):
         facts = {"ready": "trader", "id": server.service_id, "address": server.address, "domain": config.domain.number}
         text = f"trader {server.service_id[:8]} of domain {config.domain.number} at {server.address}"
         tell_ready(given.as_json, facts, text)
-
-    serve_until(stop, server, ready)
 
 
 @command(trader, JsonArguments, name="types")
