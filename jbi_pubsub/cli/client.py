@@ -94,7 +94,7 @@ def _events(file: Path | None, stop: threading.Event) -> Iterator[Callable[[Even
 
 def _show(counts: Mapping[str, Mapping[str, int]], failures: Sequence[str]) -> None:
     columns = [Column("panel", name=True, long=True), *(Column(name, right=True) for name in COLUMNS)]
-    rows = [(printable(name), *(count.get(each, 0) for each in COLUMNS)) for name, count in counts.items()]
+    rows = [(name, *(count.get(each, 0) for each in COLUMNS)) for name, count in counts.items()]
     show_table(columns, rows)
     for each in failures:
         click.echo(f"jbi: {printable(each)}", err=True)

@@ -153,7 +153,7 @@ def _show(counts: dict[str, Any], *, is_alone: bool) -> None:
         ("incomplete", str(counts["incomplete"])),
     ]
     if counts["trouble"]:
-        facts.append(("capture", printable(counts["trouble"])))
+        facts.append(("capture", counts["trouble"]))
     show_facts(facts, title="capture")
     click.echo()
     names = ("datagrams", "bytes", "repairs", "messages")

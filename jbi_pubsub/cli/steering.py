@@ -210,10 +210,10 @@ def _show_history(versions: Sequence[VersionTold], status: dict[str, Any]) -> No
     columns = (Column("version", right=True), Column("since"), Column("who", name=True), Column("why", long=True))
     show_table(
         columns,
-        [(each.version, moment(each.at), printable(each.who), printable(each.why)) for each in reversed(versions)],
+        [(each.version, moment(each.at), each.who, each.why) for each in reversed(versions)],
         title=f"manager {status['manager'][:8]} at {status['address']}, epoch {status['epoch']}",
     )
-    rows = [(printable(e["component"]), e["version"], _heard(e), printable(e["fault"])) for e in status["local"]]
+    rows = [(each["component"], each["version"], _heard(each), each["fault"]) for each in status["local"]]
     columns = (Column("follows", name=True), Column("version", right=True), Column("heard"), Column("fault", long=True))
     show_table(columns, rows)
     if status["fault"]:

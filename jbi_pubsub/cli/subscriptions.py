@@ -84,7 +84,7 @@ _DURABLES = (
 def _durable_table(durables: Sequence[dict[str, Any]]) -> Table:
     """Table of durable subscriptions, and how far each has come."""
     rows = [
-        (printable(d["durable"]), d.get("owner", ""), d["archive"], "yes" if d["open"] else "no",
+        (d["durable"], d.get("owner", ""), d["archive"], "yes" if d["open"] else "no",
          f"{d['position']:,}", f"{d['end']:,}", d["unacknowledged"] if d["open"] else "",
          "" if d["open"] else f"in {lasted(max(0.0, d['ends']))}")
         for d in durables

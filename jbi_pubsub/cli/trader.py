@@ -79,7 +79,7 @@ def types_(given: JsonArguments) -> None:
     rows = [
         (of.name, of.parent.name if of.parent else "", ", ".join(map(str, of.properties)), count) for of, count in found
     ]
-    given.show(plain, lambda: show_table(columns, [tuple(map(printable, row)) for row in rows]))
+    given.show(plain, lambda: show_table(columns, rows))
 
 
 class _OfferQuery(JsonArguments):
@@ -124,8 +124,7 @@ def query_(given: _OfferQuery) -> None:
     ]
 
     def show() -> None:
-        title = counted(len(rows), "offer")
-        show_table(columns, [tuple(map(printable, row)) for row in rows], title=title)
+        show_table(columns, rows, title=counted(len(rows), "offer"))
         for note in found.partial:
             click.echo(printable(note), err=True)
 

@@ -64,6 +64,6 @@ def _show(told: list[TypeConflict]) -> None:
         for of in told
         for each in of.schemas
     ]
-    show_table(columns, [tuple(map(printable, row)) for row in rows], title=counted(len(told), "conflict"))
+    show_table(columns, rows, title=counted(len(told), "conflict"))
     if told and not any(each.is_settled for of in told for each in of.schemas):
         click.echo("settle one: jbi types conflicts NAME/VERSION --use NODE")

@@ -242,7 +242,7 @@ def _show_list(kind: Kind, found: Sequence[Descriptor], faults: Sequence[str]) -
     rows = [
         (e.type.name, e.type.version, e.state, e.parent or "", moment(e.created), e.by, e.description) for e in found
     ]
-    show_table(columns, [tuple(map(printable, row)) for row in rows], title=counted(len(found), kind))
+    show_table(columns, rows, title=counted(len(found), kind))
     for fault in faults:
         click.echo(printable(f"damaged: {fault}"), err=True)
 
@@ -271,11 +271,11 @@ def _show_type(found: Descriptor, properties: Sequence[Property], bundle: Schema
         ("schema", f"{found.digest}, {counted(len(bundle.documents), 'document')}, {sized(size)}"),
         ("added", f"{moment(found.created)} by {found.by}"),
     ]  # fmt: skip
-    show_facts([(name, printable(text)) for name, text in facts if text], title=printable(str(found.type)))
+    show_facts([each for each in facts if each[1]], title=printable(str(found.type)))
     if properties:
         show_table(
             (Column("property", name=True, long=True), Column("bytes", right=True)),
-            [(printable(each.name), f"{each.size:,}") for each in properties],
+            [(each.name, f"{each.size:,}") for each in properties],
         )
 
 
@@ -432,8 +432,8 @@ def history(given: _NamedJson) -> None:
         else:
             found = repository.history(key)
     columns = (Column("when"), Column("who", name=True, long=True), Column("what", long=True))
-    rows = [(moment(each.when), printable(each.who), printable(each.what)) for each in found]
-    given.show(msgspec.to_builtins(found), lambda: show_table(columns, rows, title=printable(str(key[1]))))
+    rows = [(moment(each.when), each.who, each.what) for each in found]
+    given.show(msgspec.to_builtins(found), lambda: show_table(columns, rows, title=str(key[1])))
 
 
 class _Check(_RepositoryPlace, JsonArguments, first=True):
@@ -491,9 +491,7 @@ def _show_tried(found: Trial, schema: Path, type_: TypeName, *, is_same: bool) -
     click.echo(printable(f"{found.refused} of {counted(found.documents, 'document')} would be refused{told_aside}"))
     columns = (Column("documents", right=True), Column("at", name=True, long=True), Column("first", long=True),
                Column("error", long=True))  # fmt: skip
-    rows = [
-        (each.documents, printable(each.path), printable(each.first), printable(each.error)) for each in found.reasons
-    ]
+    rows = [(each.documents, each.path, each.first, each.error) for each in found.reasons]
     if rows:
         show_table(columns, rows)
     if found.others:
