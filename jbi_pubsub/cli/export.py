@@ -52,7 +52,7 @@ TOLD_BYTES: Final = 1 << 30
 PART_SECONDS: Final = 10.0
 """Time after which what came is on disk, whatever happens to us."""
 DEFAULT_SECONDS: Final = 60.0
-"""Duration of the tap, unless told otherwise."""
+"""Duration of the tap, without a number of publications and unless told otherwise."""
 LOOK_SECONDS: Final = 1.0
 """Between two looks at the contracts at least, where an object is of a registration that nobody knew."""
 LOOK_PART: Final = 10
@@ -61,19 +61,15 @@ TURN_SECONDS: Final = 0.2
 """Between two looks at the clock, while nothing comes."""
 
 
-class Bounds(msgspec.Struct, frozen=True):
-    """The tap ends at the first of these; publications and bytes count those of a data set that is gone on with."""
+class TapRequest(NamedTuple):
+    """A data set to be written, and the bounds of its tap: it ends at the first of these, and with the process
+    `parent`, which has started us for itself. Publications (0: without bound) and bytes count those of a data set that
+    is gone on with."""
 
+    folder: Path
     publications: int
     seconds: float
     size: int
-
-
-class TapRequest(NamedTuple):
-    """A data set to be written, and its bounds; it ends with the process `parent`, which has started us for itself."""
-
-    folder: Path
-    bounds: Bounds
     payloads: bool
     resume: bool
     parent: int = 0
@@ -135,11 +131,10 @@ def _take(
     interruption: threading.Event,
 ) -> None:
     """Objects as they come, until one of the bounds; of an interruption also what is in our queue by then."""
-    bounds, parent = wanted.bounds, wanted.parent
-    end = time.monotonic() + bounds.seconds
+    most, parent = wanted.publications, wanted.parent
+    end = time.monotonic() + wanted.seconds
     part_end, part_at = time.monotonic() + PART_SECONDS, writer.count
-    most = bounds.publications if bounds.publications > 0 else 0
-    while (not most or writer.count < most) and writer.size < bounds.size:
+    while (not most or writer.count < most) and writer.size < wanted.size:
         now = time.monotonic()
         if parent and os.getppid() != parent:
             interruption.set()
@@ -375,13 +370,6 @@ def merged(before: Contracts, now: Contracts) -> Contracts:
     registrations = {r.registration: r for r in (*before.registrations, *now.registrations)}
     subscriptions = {s.subscription: s for s in (*before.subscriptions, *now.subscriptions)}
     return Contracts(tuple(registrations.values()), tuple(subscriptions.values()))
-
-
-def bounds_of(publications: int | None, seconds: float | None, megabytes: int) -> Bounds:
-    """As asked; without number and time, DEFAULT_SECONDS."""
-    if publications is None and seconds is None:
-        seconds = DEFAULT_SECONDS
-    return Bounds(publications or 0, seconds if seconds is not None else float("inf"), megabytes << 20)
 
 
 def shown(facts: Mapping[str, Any]) -> list[tuple[str, str]]:

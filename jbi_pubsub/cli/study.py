@@ -208,9 +208,12 @@ def export_command(given: _StudyExport) -> int:
     """
     from . import export
 
-    bounds = export.bounds_of(given.publications, given.seconds, given.megabytes)
+    default = export.DEFAULT_SECONDS if given.publications is None else float("inf")
     with telling() as tell:
-        wanted = export.TapRequest(given.out, bounds, given.payloads, given.resume, given.parent)
+        wanted = export.TapRequest(
+            given.out, given.publications or 0, default if given.seconds is None else given.seconds,
+            given.megabytes << 20, given.payloads, given.resume, given.parent,
+        )  # fmt: skip
         facts, interrupted = export.export(given.settings.load(), wanted, tell)
     given.show(facts, lambda: show_facts(export.shown(facts), title="taken from the federation"))
     return 130 if interrupted else 0
