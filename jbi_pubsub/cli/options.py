@@ -21,9 +21,11 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import click
 
-from .near import NearNames
+from jbi_pubsub.core.errors import ConfigurationError
+
+from .near import NearNames, told
 from .settings import CommandSettings
-from .show import Column, View, show_json, view_of
+from .show import Column, View, show_json
 from .show import as_json as json_text
 
 EXISTING_FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -158,8 +160,16 @@ class TableArguments(JsonArguments):
     columns: str = option("These columns, in this order.", metavar="NAME,...", default="")
 
     def view(self, known: Iterable[Sequence[Column]]) -> View:
-        """The part that is wanted of tables with the `known` columns. Raises ConfigurationError."""
-        return view_of(self.wide, self.columns, known, as_json=self.as_json)
+        """The part that is wanted of tables with the `known` columns, all of the command. Raises ConfigurationError."""
+        for option, given in (("--columns", self.columns), ("--wide", self.wide)):
+            if self.as_json and given:
+                raise ConfigurationError(f"{option} is for tables", hint="--json has everything")
+        heads = {column.head.casefold(): column.head for columns in known for column in columns}
+        wanted = [name.strip() for name in self.columns.split(",") if name.strip()]
+        for name in wanted:
+            if name.casefold() not in heads:
+                raise ConfigurationError(f"--columns: {told('column', name, heads.values())}")
+        return View(self.wide, tuple(heads[name.casefold()] for name in wanted))
 
 
 A = TypeVar("A", bound=Arguments)

@@ -96,23 +96,6 @@ class View(NamedTuple):
         return [part for table in made if (part := table.of(self.columns) if self.columns else table) is not None]
 
 
-def view_of(wide: bool, columns: str, known: Iterable[Sequence[Column]], *, as_json: bool) -> View:
-    """View that the options ask for. `known`: the columns of all tables of the command. Raises ConfigurationError."""
-    from jbi_pubsub.core.errors import ConfigurationError  # here: `jbi --help` starts faster without
-
-    from .near import told
-
-    for option, given in (("--columns", columns), ("--wide", wide)):
-        if as_json and given:
-            raise ConfigurationError(f"{option} is for tables", hint="--json has everything")
-    heads = {column.head.casefold(): column.head for columns_ in known for column in columns_}
-    wanted = [name.strip() for name in columns.split(",") if name.strip()]
-    for name in wanted:
-        if name.casefold() not in heads:
-            raise ConfigurationError(f"--columns: {told('column', name, heads.values())}")
-    return View(wide, tuple(heads[name.casefold()] for name in wanted))
-
-
 MORE: Final = "--wide, --columns"
 """Options that show those columns that there is no room for."""
 

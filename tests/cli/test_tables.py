@@ -11,19 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jbi_pubsub.cli import demonstration, examples, services, status
+from jbi_pubsub.cli.options import TableArguments
+from jbi_pubsub.cli.settings import CommandSettings
 from jbi_pubsub.cli.show import (
     BRIEF,
     MARKS_MOST,
     NARROWEST,
     Column,
     Table,
+    View,
     cut,
     drawn,
     places,
     printable,
     show_facts,
     show_tables,
-    view_of,
 )
 from jbi_pubsub.cli.status import tables
 from jbi_pubsub.examples.demo import Demo
@@ -168,14 +170,18 @@ def test_what_a_later_version_counts_is_shown_without_a_column_for_it() -> None:
     assert len(list(tables([facts]))[-1].rows) == status.MORE_MOST
 
 
+def _view(known: Any, *, wide: bool, columns: str) -> View:
+    return TableArguments(CommandSettings(None, {}), wide=wide, columns=columns, as_json=False).view(known)
+
+
 def test_columns_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     # When some are asked for, in any case, expect these in their order behind what says which row it is, in all tables
     # that have one of them
-    view = view_of(False, "LOST, published", status._ALL, as_json=False)
+    view = _view(status._ALL, wide=False, columns="LOST, published")
     show_tables(tables(_demo()), view)
     assert capsys.readouterr().out == ("objects at\tlost\tpublished\nalpha, rome\t2\t1,234,567\n")
     # Expect the address of a server beside its kind, since a peer has no name
-    show_tables(tables(_demo()), view_of(False, "regs", status._ALL, as_json=False))
+    show_tables(tables(_demo()), _view(status._ALL, wide=False, columns="regs"))
     assert capsys.readouterr().out == "kind\taddress\tregs\ndelegate\t127.0.0.1:40123\t1\n"
 
 
@@ -207,7 +213,7 @@ def test_wide_cuts_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     show_tables([table])
     assert "E" * 9 not in capsys.readouterr().out
     # Expect all of it with --wide
-    show_tables([table], view_of(True, "", [services._SERVICES], as_json=False))
+    show_tables([table], _view([services._SERVICES], wide=True, columns=""))
     shown = capsys.readouterr().out
     assert all(part in shown for part in row)
 
