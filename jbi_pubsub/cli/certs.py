@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -106,7 +107,7 @@ def issue(given: _Issue) -> None:
             passphrase=given.passphrase(),
         )
     folder = given.folder / given.name
-    toml = f"[tls]\nfolder = {_quoted(folder.absolute())}"
+    toml = f"[tls]\nfolder = {json.dumps(str(folder.absolute()), ensure_ascii=False)}"
     given.show(
         _facts(made, given.folder),
         f"certificate of {given.name} ({made.role}) in {folder}, valid until {_day(made.certificate.not_after)}\n"
@@ -217,8 +218,3 @@ def _left(until: float, now: float) -> str:
     if -1 < days < 1:
         return f"{days * 24:.0f} h"
     return f"{days:.0f} d"
-
-
-def _quoted(path: Path) -> str:
-    """As a TOML string."""
-    return '"' + str(path).replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import click
@@ -65,21 +66,15 @@ def _demonstrate(given: _Demo) -> int:
             stages.append(state.stage)
             click.echo(f"{state.seconds:5.1f} s  {state.stage}")
 
-    if live is not None:
-        live.start()
-    try:
-        with play(show) as state:
-            if live is not None:
-                live.stop()
-            given.show(state.summary(), lambda: _summarise(state))
-            right = state.right
-            if given.keep:
-                _keep(state)
-            elif not given.as_json:
-                click.echo(f"\nTry next:\n{next_steps(sys.argv[0])}")
-    finally:
+    with live or nullcontext(), play(show) as state:
         if live is not None:
             live.stop()
+        given.show(state.summary(), lambda: _summarise(state))
+        right = state.right
+        if given.keep:
+            _keep(state)
+        elif not given.as_json:
+            click.echo(f"\nTry next:\n{next_steps(sys.argv[0])}")
     return 0 if right else 1
 
 

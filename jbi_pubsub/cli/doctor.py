@@ -9,7 +9,8 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import click
@@ -73,17 +74,14 @@ def examine(checks: dict[str, Check], checkup: Checkup, seconds: float) -> list[
     """Findings of the checks, in their order, after `seconds` at most."""
     results: dict[str, list[Finding]] = {}
 
-    def run(name: str, check: Check) -> Callable[[], None]:
-        def step() -> None:
-            try:
-                results[name] = list(check(checkup))
-            except Exception as exc:  # noqa: BLE001  # a check that fails itself must not hide what others find
-                note(f"check {name}", exc)
-                results[name] = [Finding(name, "failure", f"the check itself failed: {type(exc).__name__}: {exc}")]
+    def run(name: str, check: Check) -> None:
+        try:
+            results[name] = list(check(checkup))
+        except Exception as exc:  # noqa: BLE001  # a check that fails itself must not hide what others find
+            note(f"check {name}", exc)
+            results[name] = [Finding(name, "failure", f"the check itself failed: {type(exc).__name__}: {exc}")]
 
-        return step
-
-    side_by_side({name: run(name, check) for name, check in checks.items()}, seconds)
+    side_by_side({name: partial(run, name, check) for name, check in checks.items()}, seconds)
     late = [Finding("", "failure", f"no result within {seconds:g} s", "Try it alone: jbi doctor NAME")]
     return [
         each._replace(

@@ -69,7 +69,10 @@ def explain(given: _Explain) -> None:
         answers = asked(servers, lambda proxy: proxy.explain(given.uid, document, body))
         found = [_at(ref, facts) for ref, facts in answers]
     if not found:
-        raise _stands_nowhere(given.uid)
+        raise UnknownUidError(
+            f"no subscription {given.uid} at any delegate or peer publisher",
+            hint="It comes there with the first registration that its template matches, and goes with its subscriber",
+        )
     names = sorted({facts["subscription"] for facts in found})
     if len(names) > 1:
         raise UnknownUidError(f"several subscriptions begin with {given.uid!r}: {', '.join(names)}")
@@ -79,13 +82,6 @@ def explain(given: _Explain) -> None:
 
 def _at(ref: ServiceRef, facts: Facts) -> Facts:
     return {"server": ", ".join(ref.endpoints), **facts}
-
-
-def _stands_nowhere(uid: str) -> UnknownUidError:
-    return UnknownUidError(
-        f"no subscription {uid} at any delegate or peer publisher",
-        hint="It comes there with the first registration that its template matches, and goes with its subscriber",
-    )
 
 
 def _of_object(servers: Iterable[SubscriptionsProxy], uid: str, object_id: str) -> list[Facts]:

@@ -62,13 +62,14 @@ def install(given: _Install) -> None:
     chosen = {key: value for key in QUESTIONS if (value := getattr(given, key)) is not None}
     not_taken = ", ".join(f"--{key}" for key in chosen)
     if not given.defaults:
-        _need_terminal()
+        if not sys.stdin.isatty():
+            raise click.UsageError("there is no terminal to ask at: pass --defaults, and options for other values")
         for key, question in QUESTIONS.items():
             if key not in chosen:
                 chosen[key] = click.prompt(question, default=getattr(first, key), type=type(getattr(first, key)))
     answers = InstallOptions(**{**{key: getattr(first, key) for key in first.__dataclass_fields__}, **chosen})
     where = places(is_system=given.system)
-    is_new = write(where, answers, _program())
+    is_new = write(where, answers, [sys.executable, "-m", "jbi_pubsub"])
     click.echo(f"configuration: {where.configuration}" + ("" if is_new else ", as it was"))
     if not is_new and not_taken:
         click.echo(
@@ -125,16 +126,6 @@ def uninstall(given: _Uninstall) -> None:
         except OSError as exc:
             raise StorageError(f"{where.folder}: {exc.strerror or exc}") from exc
         click.echo(f"removed {where.folder}")
-
-
-def _need_terminal() -> None:
-    if not sys.stdin.isatty():
-        raise click.UsageError("there is no terminal to ask at: pass --defaults, and options for other values")
-
-
-def _program() -> list[str]:
-    """The `jbi` that runs now."""
-    return [sys.executable, "-m", "jbi_pubsub"]
 
 
 def _parts() -> list[Path]:

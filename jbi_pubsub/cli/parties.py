@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple, TypeVar
@@ -182,20 +183,14 @@ def timed(call: Callable[[], T]) -> tuple[T, float]:
 
 
 def _described(at: str, security: Security) -> tuple[RegistrarInfo, float]:
-    proxy = RegistrarProxy(ServiceRef("", EXPORTED, (at,)), security, timeout=PROBE_SECONDS / 2)
-    try:
+    with closing(RegistrarProxy(ServiceRef("", EXPORTED, (at,)), security, timeout=PROBE_SECONDS / 2)) as proxy:
         proxy.describe()  # connects
         return timed(proxy.describe)
-    finally:
-        proxy.close()
 
 
 def _listed(at: str, security: Security) -> tuple[tuple[ServiceItem, ...], float]:
-    proxy = RegistrarProxy(ServiceRef("", EXPORTED, (at,)), security, timeout=LOOK_SECONDS)
-    try:
+    with closing(RegistrarProxy(ServiceRef("", EXPORTED, (at,)), security, timeout=LOOK_SECONDS)) as proxy:
         return timed(lambda: proxy.lookup(ServiceTemplate(), 10_000).items)
-    finally:
-        proxy.close()
 
 
 def _status(ref: ServiceRef, security: Security) -> tuple[dict[str, Any], float]:

@@ -218,10 +218,12 @@ def tell_quality(found: Mapping[str, Any]) -> None:
 # -- written ----------------------------------------------------------------------------------------------------
 
 
-def policy_from(words: Sequence[str]) -> dict[str, Any]:
-    """A policy's table from KEY=VALUE. Raises ConfigurationError."""
+def as_table(words: Sequence[str]) -> dict[str, Any]:
+    """A policy's table from KEY=VALUE, or from answers where there are none. Raises ConfigurationError."""
+    if not words and not sys.stdin.isatty():
+        raise ConfigurationError("there is no terminal to ask at", hint="Give NAME=VALUE, for example name=tracks")
     table: dict[str, Any] = {}
-    for word in words:
+    for word in words or list(asked()):
         problem = ConfigurationError(f"{word!r} is not KEY=VALUE", hint='For example importance=4, "deadline=5 s"')
         key, value = pair(word, problem)
         if key not in POLICY_KEYS:
@@ -259,13 +261,6 @@ def append_policy(path: Path, table: Mapping[str, Any]) -> str:
 
     rewritten(path, longer)
     return text
-
-
-def as_table(words: Sequence[str]) -> dict[str, Any]:
-    """A policy's table from KEY=VALUE, or from answers where there are none. Raises ConfigurationError."""
-    if not words and not sys.stdin.isatty():
-        raise ConfigurationError("there is no terminal to ask at", hint="Give NAME=VALUE, for example name=tracks")
-    return policy_from(list(words) or list(asked()))
 
 
 def json_of(policies: PolicySet) -> dict[str, Any]:

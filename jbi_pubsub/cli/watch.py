@@ -97,7 +97,7 @@ def watch(given: _StudyWatch) -> int:
     code = 0
     watched: watching.Watch | None = None
     try:
-        with _tapping(given.settings, data) if given.live else nullcontext(_nothing) as look:
+        with _tapping(given.settings, data) if given.live else nullcontext(lambda: None) as look:
             watched = watching.Watch(given.out, given.asked(where, data), contracts_of(data))
             _watched(watched, given, look)
     except KeyboardInterrupt:
@@ -175,10 +175,6 @@ def _table(found: Result) -> Rich:
             made.add_row(*(printable(v) if isinstance(v, str) else f"{v:,}" for v in row))
         whole.add_row(made)
     return whole
-
-
-def _nothing() -> None:
-    """Do nothing: of a folder there is nothing to look after."""
 
 
 @contextmanager
