@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from html import escape
 from importlib.resources import files
 from typing import Any, Final, Protocol
 
@@ -39,6 +38,7 @@ from jbi_pubsub.protocol.status.delegate import ClientStatus, DelegateOverview, 
 from jbi_pubsub.protocol.status.networks import NetworksStatus, TypeConflict
 from jbi_pubsub.protocol.status.quality import SeriesStatus
 from jbi_pubsub.qos import measurement
+from jbi_pubsub.qos.measurement import xml_text
 from jbi_pubsub.qos.process import memory
 
 from .log import NodeLog
@@ -347,15 +347,10 @@ def event_schema() -> SchemaBundle:
 def event_document(component: str, at: float, told: Happening) -> bytes:
     """The metadata of an event."""
     return (
-        f"<Event><component>{_text(component)}</component><at>{at:.3f}</at><of>{told.of}</of><what>{told.what}</what>"
-        f"<role>{told.role}</role><id>{_text(told.uid)}</id><client>{_text(told.client)}</client>"
-        f"<user>{_text(told.user)}</user><type>{_text(told.type)}</type></Event>"
+        f"<Event><component>{xml_text(component)}</component><at>{at:.3f}</at><of>{told.of}</of><what>{told.what}</what>"
+        f"<role>{told.role}</role><id>{xml_text(told.uid)}</id><client>{xml_text(told.client)}</client>"
+        f"<user>{xml_text(told.user)}</user><type>{xml_text(told.type)}</type></Event>"
     ).encode()
-
-
-def _text(text: str) -> str:
-    """Others' words, as XML can hold them."""
-    return escape("".join(c if c.isprintable() else " " for c in text[:300]))
 
 
 class Statistics:
@@ -438,9 +433,8 @@ class NodeReports:
         self._delegate = delegate
         self._overview = overview
         self._name = name
-        self._events = OwnRegistration(
-            delegate, signer, event_schema(), f"<Event><component>{_text(name)}</component></Event>".encode(), "events"
-        )
+        invariants = f"<Event><component>{xml_text(name)}</component></Event>".encode()
+        self._events = OwnRegistration(delegate, signer, event_schema(), invariants, "events")
         self._measurements = OwnRegistration(
             delegate, signer, measurement.schema(), measurement.invariants(f"node {name}"), "statistics"
         )

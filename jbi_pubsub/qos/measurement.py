@@ -22,7 +22,7 @@ def schema() -> SchemaBundle:
 
 def invariants(component: str) -> bytes:
     """Invariant metadata of all measurements of a component: templates ask for it."""
-    return f"<Measurement><component>{_text(component)}</component></Measurement>".encode()
+    return f"<Measurement><component>{xml_text(component)}</component></Measurement>".encode()
 
 
 def documents(component: str, series: Mapping[str, SeriesStatus]) -> Iterator[bytes]:
@@ -30,12 +30,12 @@ def documents(component: str, series: Mapping[str, SeriesStatus]) -> Iterator[by
     for name, told in series.items():
         values = {"value": told.last, **{n: told[n] for n in ("mean", "deviation", "trend") if n in told}}
         yield (
-            f"<Measurement><component>{_text(component)}</component><series>{_text(name)}</series>"
+            f"<Measurement><component>{xml_text(component)}</component><series>{xml_text(name)}</series>"
             f"<at>{told.at:.3f}</at>{''.join(f'<{n}>{value:.9g}</{n}>' for n, value in values.items())}"
             "</Measurement>"
         ).encode()
 
 
-def _text(text: str) -> str:
+def xml_text(text: str) -> str:
     """Others' words, as XML can hold them."""
     return escape("".join(c if c.isprintable() else " " for c in text[:300]))
