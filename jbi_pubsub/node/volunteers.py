@@ -192,11 +192,6 @@ class PersistenceVolunteer:
         self._due: dict[str, float] = {}
         """When we offer, of those where we are going to."""
 
-    def keeps(self, uid: str) -> bool:
-        """Whether it was accepted for a registration."""
-        candidacy = self._candidacies.get(uid)
-        return candidacy is not None and candidacy.state is VolunteerState.KEEPING
-
     def kept(self) -> list[str]:
         """Registrations for which it was accepted."""
         return [uid for uid, each in list(self._candidacies.items()) if each.state is VolunteerState.KEEPING]

@@ -52,7 +52,7 @@ class ElectingNode(Node):
     @property
     def keeps(self) -> bool:
         """Whether it keeps it."""
-        return self.volunteer.keeps(UID)
+        return UID in self.volunteer.kept()
 
     def hear(self, at: int, data: bytes) -> None:
         """A datagram has come."""
@@ -236,7 +236,7 @@ def test_a_coordinator_that_is_back_has_those_again_who_kept_it_before() -> None
         assert word is not None
         for each in volunteers.values():
             each.told(coordinator_id, epoch, word, now)
-        return {origin for origin, each in volunteers.items() if each.keeps(UID)}
+        return {origin for origin, each in volunteers.items() if UID in each.kept()}
 
     before = elected(1, 0.0)
 
@@ -255,7 +255,7 @@ def test_words_that_come_late_or_of_others_change_nothing() -> None:
     assert not volunteer.told(b"c" * 16, 1, request, 0.0)
     assert not volunteer.told(b"x" * 16, 9, msgspec.structs.replace(request, number=9), 0.0)
 
-    assert volunteer.keeps(UID)
+    assert volunteer.kept() == [UID]
     assert volunteer.due() == float("inf")
 
 
