@@ -98,10 +98,9 @@ class OwnInterest:
 class Infosphere:
     """See the module. Any thread; messages come on the network's delivery thread."""
 
-    name = NAME
-
     def __init__(self, network: Callable[[], Network], section: NodeSection, bridge: str) -> None:
         """`network`: the one that is there, when it is; `bridge`: id of the bridge that this is a side of."""
+        self.name = NAME
         self._network, self._section, self._bridge = network, section, bridge
         self._lock = threading.Lock()
         self._own: dict[str, OwnSequence] = {}
@@ -200,10 +199,9 @@ class Infosphere:
             is_persistent=published.is_persistent and self._section.persist_elsewhere,
             importance=published.importance, sending=published.sending,
         )  # fmt: skip
-        own = own or OwnSequence(body, self.say)
         with self._lock:
+            own = self._own.setdefault(body.uid, own or OwnSequence(body, self.say))
             own.change(body)
-            self._own[body.uid] = own
         self.words.stand(digest(body.uid.encode()), body)
         if before is not None and not self._uses(before):
             self.words.end(before)
@@ -214,8 +212,7 @@ class Infosphere:
         with self._lock:
             own = self._own.pop(uid, None)
         if own is not None:
-            ended = msgspec.structs.replace(own.body, last=own.last, has_ended=True)
-            self.words.end(digest(uid.encode()), ended)
+            self.words.end(digest(uid.encode()), msgspec.structs.replace(own.body, last=own.last, has_ended=True))
             if not self._uses(own.body.schema):
                 self.words.end(own.body.schema)
             self._changed()
