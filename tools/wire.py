@@ -28,8 +28,7 @@ from jbi_pubsub.hla.rti import SERVICES
 from jbi_pubsub.lookup.item import EventDiagnostic, ServiceEvent
 from jbi_pubsub.network.bodies import NodeAnnouncement, RequestBody
 from jbi_pubsub.network.datagram import VERSION
-from jbi_pubsub.node.assistance import Body
-from jbi_pubsub.node.bodies import NodeBody
+from jbi_pubsub.node.bodies import NodeBody, PersistenceBody
 from jbi_pubsub.node.streams import StreamBody
 from jbi_pubsub.policy.space import LqmReport, PolicyNews
 from jbi_pubsub.protocol.deliveries import Heard
@@ -40,7 +39,7 @@ PACKAGE: Final = FILE.parent.parent / "jbi_pubsub"
 STREAMED: Final = (ErrorReport, EventDiagnostic, GrantedQos, Head, Heard, Hello, LossNotice, LqmReport, PolicyNews,
                    QueryEnd, ServiceEvent, Taken)  # fmt: skip
 """Values that go over the wire outside calls."""
-BETWEEN_NODES: Final = (Body, NodeAnnouncement, NodeBody, RequestBody, StreamBody)
+BETWEEN_NODES: Final = (NodeAnnouncement, NodeBody, PersistenceBody, RequestBody, StreamBody)
 TOLD: Final = """formats of the wire have changed:
 {changes}
 If programs of the version before understand the new ones, and the other way round, as with a new call, or a field that

@@ -1,9 +1,10 @@
-"""Bodies of what nodes tell each other: registrations, schemas, objects left out, queries, results. Pure."""
+"""Bodies of what nodes tell each other: registrations, schemas, objects left out, queries, results, and what is kept,
+and deleted, at several of them. Pure."""
 
 from __future__ import annotations
 
 import hashlib
-from typing import Annotated, Final
+from typing import Annotated, Final, cast
 
 import msgspec
 
@@ -20,9 +21,13 @@ from jbi_pubsub.protocol.wanted import Wanted
 VERSION: Final = 1
 NAME_MOST: Final = 1_024
 ENTRIES_MOST: Final = 1_024
+VOLUNTEERS_MOST: Final = 64
+IDS_MOST: Final = 500
+"""Ids of one message of deletions."""
 _Digest = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 _Name = Annotated[str, msgspec.Meta(max_length=NAME_MOST)]
+_Uid = Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_MOST)]
 
 
 def digest(data: bytes) -> bytes:
@@ -34,7 +39,7 @@ class SequenceBody(msgspec.Struct, frozen=True, array_like=True, tag_field="body
     """Sequence information: a registration of a node (Gemini, section 5.6)."""
 
     version: int
-    uid: Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_MOST)]
+    uid: _Uid
     type: TypeName
     schema: _Digest
     """Digest of its schema, as a SchemaBody has it."""
@@ -128,8 +133,41 @@ class ResultBody(msgspec.Struct, frozen=True, array_like=True, tag_field="body",
     """Key that objects of a registration among them are signed with, in a result of its own."""
 
 
+class AssistanceBody(msgspec.Struct, frozen=True, array_like=True, tag_field="body", tag="assistance"):
+    """Persistence assistance, requested or accepted: word of a coordinator on one registration, who keeps it, and how
+    many more are needed. A request when it begins or has lost somebody."""
+
+    version: int
+    uid: _Uid
+    number: _Count
+    """The greater one holds, over restarts of its node as well."""
+    needed: Annotated[int, msgspec.Meta(ge=0, le=VOLUNTEERS_MOST)]
+    """Volunteers that are still needed."""
+    accepted: Annotated[tuple[_Digest, ...], msgspec.Meta(max_length=VOLUNTEERS_MOST)] = ()
+    """Ids of those that were accepted and are there."""
+    is_request: bool = False
+
+
+class OfferBody(msgspec.Struct, frozen=True, array_like=True, tag_field="body", tag="offer"):
+    """Persistence assistance offer."""
+
+    version: int
+    uid: _Uid
+    nonce: _Count
+    """By which no two are the same message."""
+
+
+class DeletionBody(msgspec.Struct, frozen=True, array_like=True, tag_field="body", tag="deletion"):
+    """Objects that are to be nowhere any more."""
+
+    version: int
+    ids: Annotated[tuple[_Uid, ...], msgspec.Meta(max_length=IDS_MOST)]
+
+
 NodeBody = SequenceBody | SchemaBody | WantedBody | SettledBody | LeftOutBody | QueryBody | ResultBody
+PersistenceBody = AssistanceBody | OfferBody | DeletionBody
 _body: Final[msgspec.msgpack.Decoder[NodeBody]] = decoder_of(NodeBody)  # type: ignore[arg-type]  # a union is a type here
+_persistence: Final = decoder_of(cast("type[PersistenceBody]", PersistenceBody))
 
 
 def encoded(body: NodeBody) -> bytes:
@@ -140,3 +178,8 @@ def encoded(body: NodeBody) -> bytes:
 def decoded_body(data: bytes) -> NodeBody:
     """A body of its bytes. Raises ProtocolError."""
     return decoded(_body, data, "message of a node")
+
+
+def decoded_assistance(data: bytes) -> PersistenceBody:
+    """The same of what is kept, and deleted, at several nodes. Raises ProtocolError."""
+    return decoded(_persistence, data, "message of a node")

@@ -18,7 +18,7 @@ import msgspec
 from jbi_pubsub.core.sqlite import check_tables, opened, storage_errors, transaction
 from jbi_pubsub.core.wall_clock import WallClock
 
-from .assistance import IDS_MOST, VERSION, DeletionBody
+from .bodies import IDS_MOST, VERSION, DeletionBody
 
 log = logging.getLogger("jbi_pubsub.node")
 

@@ -33,8 +33,7 @@ from jbi_pubsub.network.message import NodeMessage
 from jbi_pubsub.protocol.entries import InformationType, SigningKeyEntry, local_name
 from jbi_pubsub.protocol.requests import QueryRequest
 
-from .assistance import VERSION, AssistanceBody, DeletionBody, OfferBody, decoded_assistance
-from .bodies import SequenceBody
+from .bodies import AssistanceBody, DeletionBody, OfferBody, SequenceBody, decoded_assistance
 from .deletions import NodeDeletions
 from .infosphere import Infosphere
 from .keeping import DelegateStore, VolunteerKeeping
@@ -247,9 +246,9 @@ class NodePersistence:
             offers = list(self._volunteer.offers(now))
         if self._keeping is not None:
             self._look_after(self._keeping, now)
-        for offer in offers:
-            body = msgspec.msgpack.encode(OfferBody(VERSION, offer.uid, offer.nonce))
-            self._say(NodeMessage(DatagramKind.OFFER, DatagramMode.RELIABLE, body, expiration=OFFER_LIFE, to=offer.to))
+        for to, offer in offers:
+            body = msgspec.msgpack.encode(offer)
+            self._say(NodeMessage(DatagramKind.OFFER, DatagramMode.RELIABLE, body, expiration=OFFER_LIFE, to=to))
         self._speak()
         self._cancel_ended(now)
         self._tell_deletions()

@@ -16,13 +16,13 @@ import math
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
 from jbi_pubsub.core.state import StateTable
 
-from .assistance import VERSION, AssistanceBody
+from .bodies import VERSION, AssistanceBody, OfferBody
 
 AGAIN: Final = 5.0
 """So many times the longest delay of an offer until it is made again that nobody has answered."""
@@ -87,15 +87,6 @@ VOLUNTEER: Final = StateTable(
         (_S.KEEPING, _E.ENDED): _S.OVER,
     },
 )
-
-
-class PersistenceOffer(NamedTuple):
-    """Offer of a volunteer to a coordinator."""
-
-    to: bytes
-    uid: str
-    nonce: int
-    """By which no two offers are the same message."""
 
 
 @dataclass(slots=True)
@@ -222,12 +213,12 @@ class PersistenceVolunteer:
             self._due[word.uid] = now + self._uniform(0, part * self._seconds)
         return after is VolunteerState.KEEPING and before is not after
 
-    def offers(self, now: float) -> Iterator[PersistenceOffer]:
-        """Offers whose time has come."""
+    def offers(self, now: float) -> Iterator[tuple[bytes, OfferBody]]:
+        """Offers whose time has come, with the coordinators that they are for."""
         for uid in [uid for uid, due in self._due.items() if due <= now]:
             self._go(uid, VolunteerEvent.DUE)
             self._due[uid] = now + AGAIN * self._seconds + self._uniform(0, self._seconds)
-            yield PersistenceOffer(self._candidacies[uid].coordinator, uid, int(self._uniform(0, 1 << 52)))
+            yield self._candidacies[uid].coordinator, OfferBody(VERSION, uid, int(self._uniform(0, 1 << 52)))
 
     def due(self) -> float:
         """When the next offer is to be made."""

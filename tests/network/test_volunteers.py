@@ -13,12 +13,11 @@ import pytest
 
 from jbi_pubsub.network.datagram import DatagramKind, DatagramMode
 from jbi_pubsub.network.exchange import ExchangeSettings
-from jbi_pubsub.node.assistance import VERSION, AssistanceBody
+from jbi_pubsub.node.bodies import VERSION, AssistanceBody, OfferBody
 from jbi_pubsub.node.volunteers import (
     AGAIN,
     VOLUNTEER,
     PersistenceCoordinator,
-    PersistenceOffer,
     PersistenceVolunteer,
     VolunteerState,
 )
@@ -60,8 +59,8 @@ class ElectingNode(Node):
         super().hear(at, data)
         for message in self.heard[known:]:
             if message.kind == DatagramKind.OFFER:
-                uid, _ = msgspec.msgpack.decode(message.body)
-                if word := self.coordinator.offered(message.origin, uid, self.world.now):
+                offer = msgspec.msgpack.decode(message.body, type=OfferBody)
+                if word := self.coordinator.offered(message.origin, offer.uid, self.world.now):
                     self._speak(word)
             else:
                 word = msgspec.msgpack.decode(message.body, type=AssistanceBody)
@@ -78,10 +77,9 @@ class ElectingNode(Node):
     def _offer(self) -> None:
         if not self.is_up:
             return
-        for offer in self.volunteer.offers(self.world.now):
+        for to, offer in self.volunteer.offers(self.world.now):
             self.offers += 1
-            body = msgspec.msgpack.encode((offer.uid, offer.nonce))
-            self.say(body, kind=DatagramKind.OFFER, to=offer.to, expiration=10_000)
+            self.say(msgspec.msgpack.encode(offer), kind=DatagramKind.OFFER, to=to, expiration=10_000)
             self.world.at(self.volunteer.due(), self._offer)
 
     def _watch(self) -> None:
@@ -230,7 +228,7 @@ def test_a_coordinator_that_is_back_has_those_again_who_kept_it_before() -> None
             now = min(each.due() for each in volunteers.values())
             word = next(
                 word
-                for origin, each in volunteers.items() for offer in each.offers(now)
+                for origin, each in volunteers.items() for _, offer in each.offers(now)
                 if (word := coordinator.offered(origin, offer.uid, now)) is not None
             )  # fmt: skip
         assert word is not None
@@ -264,14 +262,14 @@ def test_an_offer_is_made_within_its_delay_and_again_seldom_while_nobody_answers
     volunteer = PersistenceVolunteer(b"v" * 16, SECONDS, random.Random(1).uniform)
     volunteer.told(b"c" * 16, 1, PersistenceCoordinator(1, 10.0).ask(UID), 0.0)
 
-    made: list[PersistenceOffer] = []
+    made: list[tuple[bytes, OfferBody]] = []
     times = [0.0]
     for _ in range(3):
         times.append(volunteer.due())
         made += volunteer.offers(times[-1])
 
-    assert [(each.to, each.uid) for each in made] == [(b"c" * 16, UID)] * 3
-    assert len({each.nonce for each in made}) == 3
+    assert [(to, each.uid) for to, each in made] == [(b"c" * 16, UID)] * 3
+    assert len({each.nonce for _, each in made}) == 3
     first, *others = (after - before for before, after in pairwise(times))
     assert 0.0 <= first <= SECONDS
     assert all(AGAIN * SECONDS <= each <= (AGAIN + 1) * SECONDS for each in others)

@@ -17,8 +17,14 @@ from jbi_pubsub.core.info_object import Head, InfoObject, Parcel, TypeName, obje
 from jbi_pubsub.core.node_sections import NodeSection
 from jbi_pubsub.network.datagram import DatagramKind, DatagramMode
 from jbi_pubsub.network.message import NodeMessage
-from jbi_pubsub.node.assistance import IDS_MOST, AssistanceBody, DeletionBody, OfferBody, decoded_assistance
-from jbi_pubsub.node.bodies import SequenceBody
+from jbi_pubsub.node.bodies import (
+    IDS_MOST,
+    AssistanceBody,
+    DeletionBody,
+    OfferBody,
+    SequenceBody,
+    decoded_assistance,
+)
 from jbi_pubsub.node.deletions import TOLD_SECONDS, NodeDeletions
 from jbi_pubsub.node.identity import CLOCK_MOST
 from jbi_pubsub.node.keeping import VolunteerKeeping, _Deletion
