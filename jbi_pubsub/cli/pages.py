@@ -47,8 +47,6 @@ class PageFacts(NamedTuple):
     history: Callable[[str, str], Sequence[float]]
     """history("published", server id): its rates in the last WINDOW seconds."""
     subscriptions: Subscriptions | None = None
-    full: Sequence[tuple[str, ListedSubscription]] = ()
-    """Subscriptions whose queues are full, by the titles of their servers."""
 
 
 class Page(NamedTuple):

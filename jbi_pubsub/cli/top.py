@@ -169,10 +169,9 @@ def top(given: _Top) -> int:
     try:
         if is_once:
             seen = _first_look(observer, known, given.page, config.lookup.timeout)
-            if given.as_json:
-                seen = seen._replace(full=full_queues(observer))
+            full = full_queues(observer) if given.as_json else ()
             look = Look(given.page, _sort_number(seen, given.page, given.sort))
-            given.show(facts_of(seen, given.page), lambda: show_tables(page_of(seen, look), more=MORE))
+            given.show(facts_of(seen, given.page, full), lambda: show_tables(page_of(seen, look), more=MORE))
             if given.page == "subscriptions" and len(known.rows) < known.total:
                 those = f"{len(known.rows):,} of {known.total:,} subscriptions, those with the most deliveries"
                 click.echo(f"{those}; `jbi status --subscriptions` lists all", err=True)
@@ -250,14 +249,14 @@ def _watch(observer: Observer, known: Subscriptions, page: str, sort: str, every
                 drawn_for = None
 
 
-def facts_of(seen: PageFacts, page: str) -> dict[str, Any]:
-    """All that was seen, for programs."""
+def facts_of(seen: PageFacts, page: str, full: Sequence[tuple[str, ListedSubscription]]) -> dict[str, Any]:
+    """All that was seen, for programs; `full`: subscriptions whose queues are full, by the titles of their servers."""
     shot = seen.shot
     told_: dict[str, Any] = {
         "page": page,
         "problem": shot.problem,
         "unseen": shot.unseen,
-        "alarms": [msgspec.to_builtins(each) for each in alarms(shot, seen.full)],
+        "alarms": [msgspec.to_builtins(each) for each in alarms(shot, full)],
         "servers": [_server_facts(s, seen) for s in (*shot.servers, *shot.rtis)],
         "edges": [
             {name: getattr(e, name) for name in ("kind", "server", "name", "of", "count", "rate", "waiting", "lost")}
