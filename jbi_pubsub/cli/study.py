@@ -201,7 +201,7 @@ def export_command(given: _StudyExport) -> int:
     The tap runs for a minute by default. Ctrl-C ends it, and the recorded objects are the data set (exit code 130).
     Where access is restricted, it needs the rights to `administer` the delegates and to subscribe to everything.
 
-    
+    \b
     jbi study export --out data
     jbi study export --publications 100000 --out data
     jbi study export --seconds 3600 --no-payloads --resume --out data
