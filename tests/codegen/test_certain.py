@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from jbi_pubsub.codegen.bundle import read_bundle
 from jbi_pubsub.codegen.repository import InformationType, open_type
 from jbi_pubsub.core.documents import Texts
-from jbi_pubsub.core.documents.certain import MAX_DEPTH, LeafTypes
+from jbi_pubsub.core.documents.certain import MAX_DEPTH, GlobalComponents, LeafTypes
 from jbi_pubsub.core.errors import MetadataError, SchemaError
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
 from jbi_pubsub.core.xml import parse_metadata
@@ -573,13 +573,13 @@ def test_a_schema_that_unfolds_without_end_costs_no_time() -> None:
 def test_a_content_model_is_read_once_however_many_leaves_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a recursive element with many children
     read: list[Any] = []
-    once = LeafTypes._particle
+    once = GlobalComponents.declared
 
-    def counted(self: LeafTypes, element: Any) -> Any:
+    def counted(self: GlobalComponents, element: Any, kind: str) -> Any:
         read.append(element)
-        return once(self, element)
+        return once(self, element, kind)
 
-    monkeypatch.setattr(LeafTypes, "_particle", counted)
+    monkeypatch.setattr(GlobalComponents, "declared", counted)
     many = "".join(f'<xs:element name="e{n}" type="xs:int"/>' for n in range(100))
     body = f'<xs:element name="r"><xs:complexType><xs:choice>{many}<xs:element ref="r"/></xs:choice></xs:complexType>'
     schema = f'<xs:schema xmlns:xs="http://www.w3.org/2001/XMLSchema">{body}</xs:element></xs:schema>'
@@ -604,7 +604,7 @@ def test_of_a_content_model_larger_than_any_in_use_nothing_is_certain(monkeypatc
     types = LeafTypes({"d0.xsd": root}, "d0.xsd")
     assert types.texts(("r", "e0-1")) is None
     # Expect it not to be read again for the next leaf
-    monkeypatch.delattr(LeafTypes, "_particle")
+    monkeypatch.delattr(GlobalComponents, "declared")
     assert types.texts(("r", "e0-2")) is None
 
 

@@ -46,6 +46,8 @@ _IGNORED: Final = frozenset(
 _TYPE_NAMES: Final = ("type", "base", "itemType", "memberTypes")
 _IDENTITIES: Final = frozenset(("ID", "IDREF", "IDREFS", "ENTITY", "ENTITIES", "NOTATION"))
 _LINKS: Final = (f"{{{XSD}}}include", f"{{{XSD}}}import")
+BUILT_IN: Final = f"{{{XSD}}}"
+"""The beginning of Clark names of built-in types."""
 
 Path = Sequence[str]
 """Tags (Clark names) from the document element down."""
@@ -116,13 +118,38 @@ class ElementContent:
         return self.is_any or space in self.spaces or (space != "" and bool(self.others - {space}))
 
 
+class GlobalComponents(dict[tuple[str, str], Element]):
+    """Global declarations and definitions of a schema, by kind and Clark name."""
+
+    def find(self, kind: str, name: str) -> Element:
+        """Raises UnclearError for one that is not there."""
+        if (found := self.get((kind, name))) is None:
+            raise UnclearError
+        return found
+
+    def definition(self, name: str) -> Element:
+        """The definition of a type. Raises UnclearError for a built-in one, too."""
+        if name.startswith(BUILT_IN):
+            raise UnclearError
+        found = self.get(("complexType", name))
+        return found if found is not None else self.find("simpleType", name)
+
+    def declared(self, part: Element, kind: str) -> tuple[str, Element]:
+        """Name and declaration of an element or attribute in a type. Raises UnclearError."""
+        if (ref := part.get("ref")) is not None:
+            return (name := clark(part, ref)), self.find(kind, name)
+        schema = part.getroottree().getroot()
+        is_qualified = part.get("form", schema.get(f"{kind}FormDefault", "unqualified")) == "qualified"
+        return f"{target_of(schema) if is_qualified else ''}{part.get('name')}", part
+
+
 class LeafTypes:
     """The simple types of a schema's elements. Immutable but for bounded memories, whose single steps are atomic;
     several threads may use it."""
 
     def __init__(self, documents: Mapping[str, Element], main: str) -> None:
         """`documents` are the schema's, as the bundle holds them; `main` names the one that leads to the others."""
-        self._known: dict[tuple[str, str], Element] = {}
+        self._known = GlobalComponents()
         self._content = _Memory(self._content_of)
         self._step = _Memory(self._below)
         self._leaf = _Memory(self._of_element)
@@ -145,12 +172,7 @@ class LeafTypes:
         if self._unclear or len(path) > MAX_DEPTH:
             return None
         try:
-            declaration = self._known.get(("element", path[0]))
-            if declaration is None:
-                return None
-            found: Element | None = declaration
-            for tag in path[1:]:
-                found = self._step(found, tag)
+            found = self._at(path)
             return ANY_TEXT if found is None else self._leaf(found)
         except UnclearError:
             return None
@@ -161,11 +183,7 @@ class LeafTypes:
         if self._unclear or self._has_identities or len(path) > MAX_DEPTH:
             return None
         try:
-            found = self._known.get(("element", path[0]))
-            if found is None:
-                return None
-            for tag in path[1:]:
-                found = self._step(found, tag)
+            found = self._at(path)
             kind = None if found is None else self._type(found)
             if kind is None:  # any attribute will do, but for one that is declared
                 return None if ("attribute", name) in self._known else ANY_TEXT
@@ -179,11 +197,7 @@ class LeafTypes:
         if self._unclear or self._has_identities or len(path) > MAX_DEPTH:
             return None
         try:
-            found = self._known.get(("element", path[0]))
-            if found is None:
-                return EXACT
-            for tag in path[1:]:
-                found = self._step(found, tag)
+            found = self._at(path)
             model, named, takes_others = self._places(found)
             distinct = dict.fromkeys(tags)
             if named is None or (not takes_others and not named.issuperset(distinct)):
@@ -198,6 +212,13 @@ class LeafTypes:
             return EXACT
 
     # -- elements -----------------------------------------------------------------------------------------------
+
+    def _at(self, path: Path) -> Element | None:
+        """The declaration of the element at `path`; None: a wildcard's, without a declaration."""
+        found: Element | None = self._known.find("element", path[0])
+        for tag in path[1:]:
+            found = self._step(found, tag)
+        return found
 
     def _below(self, above: Element | None, tag: str) -> Element | None:
         """The declaration of a child of that name; None: a wildcard's, without a declaration."""
@@ -229,18 +250,9 @@ class LeafTypes:
         named = declaration.get("type")
         if named is None:
             return None
-        space, local = resolved(declaration, named)
-        if space == XSD:
-            if local == "anyType":
-                return None
-            raise UnclearError  # a built-in simple type: `_of_element` knows it, and it has no children
-        return self._definition(f"{{{space}}}{local}" if space else local)
-
-    def _definition(self, name: str) -> Element:
-        found = self._known.get(("complexType", name), self._known.get(("simpleType", name)))
-        if found is None:
-            raise UnclearError
-        return found
+        name = clark(declaration, named)
+        # a built-in simple type is not clear here: `_of_element` knows it, and it has no children
+        return None if name == f"{BUILT_IN}anyType" else self._known.definition(name)
 
     def _content_of(self, kind: Element) -> ElementContent:
         """The content model of a complex type."""
@@ -259,16 +271,13 @@ class LeafTypes:
         for child in part.iterchildren("*"):
             content.grow()
             if child.tag == f"{{{XSD}}}element":
-                content.add(*self._particle(child))
+                content.add(*self._known.declared(child, "element"))
             elif child.tag == f"{{{XSD}}}any":
                 content.add_wildcard(child)
             elif child.tag in _GROUPS:
                 self._collect(child, content, seen, depth - 1)
             elif child.tag == f"{{{XSD}}}group":
-                space, local = resolved(child, child.get("ref", ""))
-                group = self._known.get(("group", f"{{{space}}}{local}" if space else local))
-                if group is None:
-                    raise UnclearError
+                group = self._known.find("group", clark(child, child.get("ref", "")))
                 self._collect(group, content, seen, depth - 1)
             elif child.tag == f"{{{XSD}}}complexContent":
                 self._collect_derived(child, content, seen, depth - 1)
@@ -279,8 +288,7 @@ class LeafTypes:
         for step in derivation.iterchildren(f"{{{XSD}}}extension", f"{{{XSD}}}restriction"):
             self._collect(step, content, seen, depth)
             if step.tag == f"{{{XSD}}}extension":
-                space, local = resolved(step, step.get("base", ""))
-                base = self._definition(f"{{{space}}}{local}" if space else local)  # anyType is none
+                base = self._known.definition(clark(step, step.get("base", "")))  # anyType is none
                 self._collect(base, content, seen, depth)
 
     def _places_of(self, declaration: Element | None) -> tuple[Particle, frozenset[str] | None, bool]:
@@ -320,8 +328,7 @@ class LeafTypes:
             return own
         if step.tag != f"{{{XSD}}}extension":
             raise UnclearError
-        space, local = resolved(step, step.get("base", ""))
-        base = self._model_of_type(self._definition(f"{{{space}}}{local}" if space else local), depth)
+        base = self._model_of_type(self._known.definition(clark(step, step.get("base", ""))), depth)
         return Particle("sequence", parts=(base, own))
 
     def _model_of_part(self, part: Element, depth: int, *, is_once: bool) -> Particle:
@@ -330,16 +337,14 @@ class LeafTypes:
             raise UnclearError
         least, most = _occurs(part)
         if part.tag == f"{{{XSD}}}element" and (is_once or (least <= 1 and most in (1, None))):
-            return Particle("element", least, most, self._particle(part)[0])
+            return Particle("element", least, most, self._known.declared(part, "element")[0])
         if part.tag == f"{{{XSD}}}any" and is_once and (least, most) == (ANY.least, ANY.most):
             return _wildcard(part, self._names)
         if least > 1 or most not in (1, None):
             raise UnclearError  # counts within counts
         is_once = is_once and (least, most) == (1, 1)
         if part.tag == f"{{{XSD}}}group":
-            space, local = resolved(part, part.get("ref", ""))
-            group = self._known.get(("group", f"{{{space}}}{local}" if space else local))
-            inside = [] if group is None else _particles(group)
+            inside = _particles(self._known.find("group", clark(part, part.get("ref", ""))))
             if len(inside) != 1:
                 raise UnclearError
             return Particle("sequence", least, most, "", (self._model_of_part(inside[0], depth - 1, is_once=is_once),))
@@ -349,19 +354,6 @@ class LeafTypes:
         is_once = is_once and kind == "sequence"
         parts = tuple(self._model_of_part(each, depth - 1, is_once=is_once) for each in _particles(part))
         return Particle(kind, least, most, "", parts)
-
-    def _particle(self, element: Element) -> tuple[str, Element]:
-        ref = element.get("ref")
-        if ref is not None:
-            space, local = resolved(element, ref)
-            name = f"{{{space}}}{local}" if space else local
-            found = self._known.get(("element", name))
-            if found is None:
-                raise UnclearError
-            return name, found
-        schema = element.getroottree().getroot()
-        qualified = element.get("form", schema.get("elementFormDefault", "unqualified")) == "qualified"
-        return f"{target_of(schema) if qualified else ''}{element.get('name')}", element
 
     def _attribute_of(self, kind: Element, name: str) -> Texts | None:
         declaration = self._declared(kind, name, MAX_DEPTH)
@@ -394,19 +386,16 @@ class LeafTypes:
             if local in ("simpleContent", "complexContent", "extension"):
                 inside = child
             elif local == "attributeGroup":
-                space, local = resolved(child, child.get("ref", ""))
-                inside = self._known.get(("attributeGroup", f"{{{space}}}{local}" if space else local))
-                if inside is None:
-                    raise UnclearError
+                inside = self._known.find("attributeGroup", clark(child, child.get("ref", "")))
             elif local == "restriction":
                 raise UnclearError
             found = None if inside is None else self._declared(inside, name, depth - 1)
             if found is not None:
                 return found
         if part.tag == f"{{{XSD}}}extension":
-            space, local = resolved(part, part.get("base", ""))
-            if space != XSD:
-                return self._declared(self._definition(f"{{{space}}}{local}" if space else local), name, depth - 1)
+            base = clark(part, part.get("base", ""))
+            if not base.startswith(BUILT_IN):
+                return self._declared(self._known.definition(base), name, depth - 1)
         return None
 
     def _segments_of(self, part: Element) -> list[tuple[dict[str, Element], Element | None]]:
@@ -428,17 +417,17 @@ class LeafTypes:
         if declaration.get("fixed") is not None or declaration.get("default") is not None:
             return None
         named = declaration.get("type")
-        if named is not None and resolved(declaration, named)[0] == XSD:
+        if named is not None and clark(declaration, named).startswith(BUILT_IN):
             return self._of_type(declaration, named, (), MAX_DEPTH)
         kind = self._type(declaration)
         return ANY_TEXT if kind is None else self._of_definition(kind, (), MAX_DEPTH)
 
     def _of_type(self, place: Element, name: str, facets: Facets, depth: int) -> Texts | None:
         """Texts of the type called `name` at `place`, under the facets of types derived from it."""
-        space, local = resolved(place, name)
-        if space == XSD:
-            return builtin_texts(local, facets)
-        return self._of_definition(self._definition(f"{{{space}}}{local}" if space else local), facets, depth)
+        found = clark(place, name)
+        if found.startswith(BUILT_IN):
+            return builtin_texts(found.removeprefix(BUILT_IN), facets)
+        return self._of_definition(self._known.definition(found), facets, depth)
 
     def _of_definition(self, kind: Element, facets: Facets, depth: int) -> Texts | None:
         if not depth:
@@ -541,15 +530,15 @@ def _agree(one: Element, other: Element) -> bool:
     if one is other:
         return True
     named = one.get("type"), other.get("type")
-    if named[0] is None or named[1] is None or resolved(one, named[0]) != resolved(other, named[1]):
+    if named[0] is None or named[1] is None or clark(one, named[0]) != clark(other, named[1]):
         return False
     return all(one.get(name) is None and other.get(name) is None for name in ("default", "fixed"))
 
 
-def resolved(place: Element, name: str) -> tuple[str, str]:
-    """Namespace and local name of a QName at `place`."""
+def clark(place: Element, name: str) -> str:
+    """Clark name of a QName at `place`; "" for none. Raises UnclearError."""
     prefix, _, local = name.strip().rpartition(":")
     space = place.nsmap.get(prefix or None, "")
     if prefix and not space:
         raise UnclearError
-    return space or "", local
+    return f"{{{space}}}{local}" if space and name else local

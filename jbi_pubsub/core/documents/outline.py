@@ -12,7 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from jbi_pubsub.core.documents.certain import MAX_DEPTH, ElementContent, has_chameleons, resolved, target_of
+from jbi_pubsub.core.documents.certain import (
+    BUILT_IN,
+    MAX_DEPTH,
+    ElementContent,
+    GlobalComponents,
+    clark,
+    has_chameleons,
+    target_of,
+)
 from jbi_pubsub.core.documents.simple import UnclearError
 from jbi_pubsub.core.xml import XSD, Element
 
@@ -84,7 +92,7 @@ class SchemaOutline:
     def __init__(self, documents: Iterable[Element], root: str) -> None:
         """`documents` are those of the schema, `root` is the document element. Raises UnclearError."""
         self._left = MAX_WORK
-        self._known: dict[tuple[str, str], Element] = {}
+        self._known = GlobalComponents()
         self._contents: dict[Element | None, NodeContent] = {}
         self._below: dict[SchemaNode, dict[SchemaNode, None]] = {}
         self._derived: dict[str, list[Element]] = {}
@@ -109,9 +117,9 @@ class SchemaOutline:
         if self._known.setdefault((kind, name), part) is not part:
             raise UnclearError
         if (head := part.get("substitutionGroup")) is not None:
-            self._members.setdefault(_clark(part, head), []).append(name)
+            self._members.setdefault(clark(part, head), []).append(name)
         for step in _derivation(part):
-            if (base := _clark(step, step.get("base", ""))) != "":
+            if (base := clark(step, step.get("base", ""))) != "":
                 self._derived.setdefault(base, []).append(part)
 
     def content(self, node: SchemaNode) -> NodeContent:
@@ -155,8 +163,8 @@ class SchemaOutline:
         inside = next(declaration.iterchildren(*_TYPES), None)
         named, head = declaration.get("type"), declaration.get("substitutionGroup")
         if inside is None and named is None:
-            return None if head is None else self._kinds(self._find("element", _clark(declaration, head)))
-        name = "" if named is None else _clark(declaration, named)
+            return None if head is None else self._kinds(self._known.find("element", clark(declaration, head)))
+        name = "" if named is None else clark(declaration, named)
         if name == _ANY_TYPE:
             return None
         first = inside if inside is not None else self._definition(name)
@@ -182,17 +190,17 @@ class SchemaOutline:
             if kind == "element":
                 self._add(content, child)
             elif kind == "attribute":
-                name, declaration = self._declared(child, kind)
+                name, declaration = self._known.declared(child, kind)
                 content.attributes.setdefault(name, {})[SchemaNode(kind, name, declaration)] = None
             elif kind == "any":
                 content.wildcards.add_wildcard(child)
             elif kind == "anyAttribute":
                 content.has_any_attribute = True
             elif kind in ("group", "attributeGroup") and ref is not None:
-                self._collect(self._find(kind, _clark(child, ref)), content, seen)
+                self._collect(self._known.find(kind, clark(child, ref)), content, seen)
             elif kind in ("sequence", "choice", "all", "simpleContent", "complexContent", "restriction", "extension"):
                 self._collect(child, content, seen)
-                base = _clark(child, child.get("base", ""))
+                base = clark(child, child.get("base", ""))
                 if base == _ANY_TYPE and kind == "extension":
                     content.wildcards.is_any = content.has_any_attribute = True
                 elif base and (definition := self._definition(base)) is not None:
@@ -200,7 +208,7 @@ class SchemaOutline:
 
     def _add(self, content: NodeContent, particle: Element) -> None:
         """An element, and those that may stand for it."""
-        name, declaration = self._declared(particle, "element")
+        name, declaration = self._known.declared(particle, "element")
         waiting = [(name, declaration)]
         while waiting:
             name, declaration = waiting.pop()
@@ -208,15 +216,7 @@ class SchemaOutline:
             if node not in known:
                 known[node] = None
                 if ("element", name) in self._known and self._known["element", name] is declaration:
-                    waiting += [(each, self._find("element", each)) for each in self._members.get(name, ())]
-
-    def _declared(self, part: Element, kind: str) -> tuple[str, Element]:
-        """Name and declaration of an element or attribute in a type. Raises UnclearError."""
-        if (ref := part.get("ref")) is not None:
-            return (name := _clark(part, ref)), self._find(kind, name)
-        schema = part.getroottree().getroot()
-        is_qualified = part.get("form", schema.get(f"{kind}FormDefault", "unqualified")) == "qualified"
-        return f"{target_of(schema) if is_qualified else ''}{part.get('name')}", part
+                    waiting += [(each, self._known.find("element", each)) for each in self._members.get(name, ())]
 
     def _value(self, part: Element, depth: int) -> SimpleValue:
         """Values by a declaration, a definition, or a step of derivation."""
@@ -230,15 +230,14 @@ class SchemaOutline:
         if inside is not None:
             found = self._value(inside, depth + 1)
         elif named is not None:
-            space, local = resolved(part, named)
-            definition = self._definition(_clark(part, named))
+            name = clark(part, named)
+            definition = self._definition(name)
+            local = name.rpartition("}")[2]
             found = self._value(definition, depth + 1) if definition is not None else SimpleValue(local)
-            if space != XSD and definition is None:
-                raise UnclearError
         elif steps:
             found = self._value(steps[0], depth + 1)
         elif head is not None:
-            found = self._value(self._find("element", _clark(part, head)), depth + 1)
+            found = self._value(self._known.find("element", clark(part, head)), depth + 1)
         allowed = [" ".join(each.get("value", "").split()) for each in part.iterchildren(f"{{{XSD}}}enumeration")]
         return found._replace(allowed=tuple(allowed)) if allowed and found.builtin in _TEXTS else found
 
@@ -249,22 +248,7 @@ class SchemaOutline:
 
     def _definition(self, name: str) -> Element | None:
         """The definition of a type; None: a built-in one. Raises UnclearError."""
-        found = self._known.get(("complexType", name), self._known.get(("simpleType", name)))
-        if found is None and not name.startswith(f"{{{XSD}}}"):
-            raise UnclearError
-        return found
-
-    def _find(self, kind: str, name: str) -> Element:
-        if (found := self._known.get((kind, name))) is None:
-            raise UnclearError
-        return found
-
-
-def _clark(place: Element, name: str) -> str:
-    if not name:
-        return ""
-    space, local = resolved(place, name)
-    return f"{{{space}}}{local}" if space else local
+        return None if name.startswith(BUILT_IN) else self._known.definition(name)
 
 
 def _derivation(kind: Element) -> list[Element]:
