@@ -22,11 +22,11 @@ from jbi_pubsub.core.xpath.language.grammar import (
     Expression,
     Filter,
     FunctionCall,
-    Negate,
     Parsed,
     Path,
     is_boolean,
     parse,
+    parts_of,
     selects,
 )
 from jbi_pubsub.core.xpath.predicate import FOREIGN_ERRORS, XPATH, Predicate, compiled_xpath
@@ -123,14 +123,9 @@ class _Examiner:
         elif isinstance(part, (Path, Filter)):
             if not within:
                 yield self._text_of(part)
-        elif isinstance(part, Chain):
-            for operand in part.operands:
-                yield from self._paths(operand, within)
-        elif isinstance(part, FunctionCall):
-            for argument in part.arguments:
-                yield from self._paths(argument, within)
-        elif isinstance(part, Negate):
-            yield from self._paths(part.operand, within)
+        else:
+            for each in parts_of(part):
+                yield from self._paths(each, within)
 
     def _holds(self, text: str, within: str) -> bool | None:
         try:

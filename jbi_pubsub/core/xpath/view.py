@@ -19,10 +19,10 @@ from .language.grammar import (
     FunctionCall,
     Literal,
     LocationStep,
-    Negate,
-    Number,
     Path,
+    is_constant,
     parse,
+    parts_of,
 )
 
 _DOWN: Final = frozenset(["child", "attribute", "self", "descendant", "descendant-or-self"])
@@ -67,7 +67,7 @@ def _is_inside(part: Expression, above: str) -> bool:
         return False
     if _JOINED.issuperset(part.operators):
         return all(_is_inside(each, above) for each in part.operands)
-    paths = [each for each in part.operands if not _is_constant(each)]
+    paths = [each for each in part.operands if not is_constant(each)]
     return (
         len(part.operators) == 1
         and part.operators[0] in _COMPARED
@@ -97,24 +97,16 @@ def _is_about_below(part: Expression) -> bool:
     """Whether a condition is about what is at its node and below."""
     if isinstance(part, Path):
         return part.start == "" and all(map(_goes_down, part.steps))
-    if isinstance(part, Chain):
-        return all(map(_is_about_below, part.operands))
-    if isinstance(part, FunctionCall):
-        return part.name not in _BESIDE and all(map(_is_about_below, part.arguments))
-    if isinstance(part, Negate):
-        return _is_about_below(part.operand)
-    return not isinstance(part, Filter)
-
-
-def _is_constant(part: Expression) -> bool:
-    return isinstance(part, Literal | Number) or (isinstance(part, Negate) and isinstance(part.operand, Number))
+    if isinstance(part, Filter) or (isinstance(part, FunctionCall) and part.name in _BESIDE):
+        return False
+    return all(map(_is_about_below, parts_of(part)))
 
 
 def _tops(part: Expression, above: str) -> int:
     """Number of paths that begin at the document element."""
     if isinstance(part, Path):
         return int(_within(part, above) is not part.steps)
-    return sum(_tops(each, above) for each in (*getattr(part, "operands", ()), *getattr(part, "arguments", ())))
+    return sum(_tops(each, above) for each in parts_of(part))
 
 
 def _without_top(expression: str, names: Container[str]) -> tuple[str, int]:

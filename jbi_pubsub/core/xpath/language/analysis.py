@@ -50,9 +50,8 @@ from .conditions import (
     single,
     with_sign,
 )
-from .cost import MAX_COST_OF_EVALUATION, REFERENCE, USUAL_LITERAL, CostBound, TooCostlyError, terms_of
+from .cost import MAX_COST_OF_EVALUATION, USUAL_LITERAL, CostBound, TooCostlyError, terms_of
 from .grammar import (
-    BOOLEAN_FUNCTIONS,
     CONSTANTS,
     Chain,
     Expression,
@@ -66,6 +65,8 @@ from .grammar import (
     Path,
     asks_position,
     is_boolean,
+    is_constant,
+    parts_of,
     selects,
 )
 from .terms import (
@@ -158,7 +159,7 @@ class _Analysis:
         """A condition on what an expression, or the operand that it compares with a constant, is evaluated to; None if
         that hangs on more than the nodes at a plain path, or costs too much."""
         context = ("",) if _context_free(expression) else context
-        if is_relative(context) or _is_constant(expression) or len(self.costs) >= MAX_EVALUATIONS:
+        if is_relative(context) or is_constant(expression) or len(self.costs) >= MAX_EVALUATIONS:
             return None
         if expression is _OF_PARENT or asks_position(expression, inside=False):
             return None
@@ -186,15 +187,12 @@ class _Analysis:
             terms = terms_of(asked, is_sorted=False, most=MAX_COST_OF_EVALUATION, literal=USUAL_LITERAL)
         except TooCostlyError:
             return None
-        cost = CostBound(lambda: terms)
-        if cost.seconds(REFERENCE, USUAL_LITERAL) > MAX_COST_OF_EVALUATION:
-            return None
         (first, *rest), holes = self._parsed.pieces_of(part)
         *rest, end = (f"{function}({first}" if function else first, *rest)
         numbers = tuple(self._numbered(Parameter(hole, "written")) for hole in holes)
         pieces = (*rest, end + ")" if function else end)
         made = Evaluation(EVALUATION, numbers, context, pieces, self._namespaces)
-        self.costs[made] = cost
+        self.costs[made] = CostBound(lambda: terms)
         return made
 
     def _chain(self, chain: Chain, negated: bool, context: Where) -> Disjunction:
@@ -228,7 +226,7 @@ class _Analysis:
         if len(chain.operators) > 1:
             raise _NotPlainError("a chained comparison")
         operator, (left, right) = chain.operators[0], chain.operands
-        if _is_constant(left):
+        if is_constant(left):
             operator, left, right = _MIRRORED[operator], right, left
         if (
             isinstance(right, FunctionCall)
@@ -238,7 +236,7 @@ class _Analysis:
         ):
             wanted = (right.name == "true") == (operator == "=")
             return self.normal_form(left, negated == wanted, context)
-        if not _is_constant(right):
+        if not is_constant(right):
             raise _NotPlainError("a comparison with something else than a constant")
         if isinstance(left, Path):
             where, guards = self._resolve(left, context)
@@ -423,7 +421,7 @@ def _move(part: Expression) -> tuple[str, Number | Negate | None, bool, bool, Ex
     """Effect of the last operation on its operand, if it keeps or turns the order of numbers: operator, constant (None:
     -1), whether that stands left, whether it turns the order, and the operand; None if it is something else."""
     if isinstance(part, Negate):
-        return None if _is_constant(part) else ("multiply", None, False, True, part.operand)
+        return None if is_constant(part) else ("multiply", None, False, True, part.operand)
     if (
         isinstance(part, FunctionCall)
         and part.name == "number"
@@ -437,21 +435,18 @@ def _move(part: Expression) -> tuple[str, Number | Negate | None, bool, bool, Ex
     right = part.operands[-1]
     left = Chain(tuple(operators), part.operands[:-1]) if operators else part.operands[0]
     turning = operator in ("multiply", "div")
-    if isinstance(right, Number) or (isinstance(right, Negate) and _is_constant(right)):
-        known = operator in ("+", "-", "multiply", "div") and not _is_constant(left)
+    if isinstance(right, Number) or (isinstance(right, Negate) and is_constant(right)):
+        known = operator in ("+", "-", "multiply", "div") and not is_constant(left)
         return (operator, right, False, turning and isinstance(right, Negate), left) if known else None
-    if isinstance(left, Number) or (isinstance(left, Negate) and _is_constant(left)):
+    if isinstance(left, Number) or (isinstance(left, Negate) and is_constant(left)):
         turns = operator == "-" or (turning and isinstance(left, Negate))
         return (operator, left, True, turns, right) if operator in ("+", "-", "multiply") else None
     return None
 
 
 def _operations(part: Expression) -> int:
-    if isinstance(part, Chain):
-        return len(part.operators) + sum(map(_operations, part.operands))
-    if isinstance(part, FunctionCall):
-        return sum(map(_operations, part.arguments))
-    return 1 + _operations(part.operand) if isinstance(part, Negate) else 0
+    own = len(part.operators) if isinstance(part, Chain) else int(isinstance(part, Negate))
+    return own + sum(map(_operations, parts_of(part)))
 
 
 def _is_arithmetic(part: Expression) -> bool:
@@ -473,14 +468,8 @@ def _constant(constant: Expression, kind: str) -> Parameter:
 def _boolean(predicates: tuple[Expression, ...]) -> tuple[Expression, ...]:
     """`predicates`, if none of them may be a number: that would be a position (XPath 1.0 section 2.4)."""
     for predicate in predicates:
-        known = (
-            isinstance(predicate, (Path, Filter, Literal))
-            or (isinstance(predicate, Chain) and predicate.operators[0] not in ("+", "-", "multiply", "div", "mod"))
-            or (
-                isinstance(predicate, FunctionCall) and predicate.name in BOOLEAN_FUNCTIONS | _STRING_FUNCTIONS | {"id"}
-            )
-        )
-        if not known:
+        is_text = isinstance(predicate, Literal) or not _is_number(predicate)
+        if not (is_text or selects(predicate) or is_boolean(predicate)):
             raise _NotPlainError("a position")
     return predicates
 
@@ -488,21 +477,14 @@ def _boolean(predicates: tuple[Expression, ...]) -> tuple[Expression, ...]:
 def _context_free(expression: Expression) -> bool:
     """Whether the value is the same whatever the context node: every path in it is absolute."""
     if isinstance(expression, Path):
-        inside = (_context_free(expression.start) if not isinstance(expression.start, str) else True,)
-        return expression.start != "" and all(inside)
-    if isinstance(expression, Chain):
-        return all(_context_free(o) for o in expression.operands)
-    if isinstance(expression, FunctionCall):
-        if expression.name in _CONTEXT_FUNCTIONS or (
-            not expression.arguments and expression.name not in ("true", "false")
-        ):
-            return False
-        return all(_context_free(a) for a in expression.arguments)
-    if isinstance(expression, Negate):
-        return _context_free(expression.operand)
+        return expression.start == "/" if isinstance(expression.start, str) else _context_free(expression.start)
     if isinstance(expression, Filter):
         return _context_free(expression.primary)
-    return True
+    if isinstance(expression, FunctionCall):
+        is_of_context = not expression.arguments and expression.name not in ("true", "false")
+        if is_of_context or expression.name in _CONTEXT_FUNCTIONS:
+            return False
+    return all(map(_context_free, parts_of(expression)))
 
 
 def _finished(conjunct: Conjunct) -> Conjunct:
@@ -531,9 +513,9 @@ def _sides(expression: Expression) -> tuple[str, Expression, Expression]:
             return expression.name, left, right
     if isinstance(expression, Chain) and expression.operators[0] in _MIRRORED and len(expression.operators) == 1:
         operator, (left, right) = expression.operators[0], expression.operands
-        if _is_constant(left):
+        if is_constant(left):
             operator, left, right = _MIRRORED[operator], right, left
-        if _is_constant(right) and not is_boolean(left) and not _may_be_document(left):
+        if is_constant(right) and not is_boolean(left) and not _may_be_document(left):
             return operator, left, right
     return "", expression, expression
 
@@ -558,12 +540,6 @@ _COST_OF_TERM: Final = CostBound(lambda: terms_of(Path("", (LocationStep("child"
 """Bound for that, and for arithmetic (0.3 us)."""
 _COST_OF_RELATIVE: Final = CostBound(lambda: {(0, 0, 0, 0, 0): 2_000.0, (1, 0, 0, 0, 0): 300.0, (0, 1, 0, 1, 0): 1.0})
 """Bound for a walk over all nodes, with the texts of some (1 us)."""
-
-
-def _is_constant(expression: Expression) -> bool:
-    if isinstance(expression, Negate):
-        return isinstance(expression.operand, Number)
-    return isinstance(expression, CONSTANTS)
 
 
 def _named(expression: Expression) -> str:

@@ -21,14 +21,26 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from lxml import etree
 
 from jbi_pubsub.core.xml import MAX_DEPTH, SHORTEST_LEVEL, Element
 
-from .grammar import CONSTANTS, SELF, Chain, Expression, Filter, FunctionCall, LocationStep, Negate, Path, selects
+from .grammar import (
+    CONSTANTS,
+    SELF,
+    Chain,
+    Expression,
+    Filter,
+    FunctionCall,
+    LocationStep,
+    Negate,
+    Path,
+    parts_of,
+    selects,
+)
 
 MAX_SECONDS: Final = 0.1
 """Limit of one evaluation of a predicate on the document at hand; above that it is not made."""
@@ -85,12 +97,11 @@ def rough_extent(size: int) -> Extent:
 
 def exact_extent(root: Element, size: int) -> Extent:
     """The extent of the document with document element `root`; linear in the document (15 ms for 50,000 nodes)."""
-    measures = _measures()
     try:
-        nodes = int(measures.nodes(root))
+        nodes = int(_measures.nodes(root))
         declarations = etree.tostring(root, encoding="UTF-8").count(b"xmlns")
-        depth = next((levels for levels, is_deeper in measures.deeper if not is_deeper(root)), MAX_DEPTH)
-        fan = next((width for width, is_wider in measures.wider if not is_wider(root)), nodes)
+        depth = next((levels for levels, is_deeper in _measures.deeper if not is_deeper(root)), MAX_DEPTH)
+        fan = next((width for width, is_wider in _measures.wider if not is_wider(root)), nodes)
     except etree.XPathError:  # more nodes than libxml2 has room for in a set
         return rough_extent(size)
     return Extent(nodes, size, depth, max(min(fan, nodes), declarations)).rounded()
@@ -101,8 +112,8 @@ def size_of(root: Element) -> int:
     return len(etree.tostring(root, encoding="UTF-8"))
 
 
-class _Measures:
-    """Expressions that measure documents; for one thread: lxml locks an expression while it is evaluated."""
+class _Measures(threading.local):
+    """Expressions that measure documents, each thread's own: lxml locks an expression while it is evaluated."""
 
     def __init__(self) -> None:
         self.nodes = etree.XPath("count(//node()) + count(//@*)")
@@ -113,14 +124,7 @@ class _Measures:
         ]
 
 
-_own = threading.local()
-
-
-def _measures() -> _Measures:
-    found: _Measures | None = getattr(_own, "measures", None)
-    if found is None:
-        found = _own.measures = _Measures()
-    return found
+_measures: Final = _Measures()
 
 
 Term = tuple[int, int, int, int, int]
@@ -187,6 +191,7 @@ def terms_of(tree: Expression, *, is_sorted: bool, most: float = math.inf, liter
     model = _CostWalk(most, literal)
     model._add(_BEGIN, _ONE)
     model.evaluate(tree, _ONE, _ONE, is_sorted=is_sorted)
+    model.check()
     return model.terms
 
 
@@ -195,7 +200,7 @@ def costliest(tree: Expression, literal: int) -> Expression:
     part = tree
     while True:
         whole = _alone(part, literal)
-        heavy = [p for p in _parts(part) if _alone(p, literal) > whole / 2]
+        heavy = [p for p in parts_of(part) if _alone(p, literal) > whole / 2]
         if len(heavy) != 1:
             return part
         part = heavy[0]
@@ -203,15 +208,6 @@ def costliest(tree: Expression, literal: int) -> Expression:
 
 def _alone(part: Expression, literal: int) -> float:
     return _seconds(terms_of(part, is_sorted=False).items(), REFERENCE, literal)
-
-
-def _parts(part: Expression) -> Iterator[Expression]:
-    if isinstance(part, Chain):
-        yield from part.operands
-    elif isinstance(part, FunctionCall):
-        yield from part.arguments
-    elif isinstance(part, Negate):
-        yield part.operand
 
 
 # -- the model, in nanoseconds ----------------------------------------------------------------------------------------
@@ -283,7 +279,12 @@ class _CostWalk:
         term = one if other is _ONE else _times(one, other, third)
         self.terms[term] = self.terms.get(term, 0.0) + factor
         self._added += 1
-        if not self._added % LOOK_EVERY and self._most < math.inf:
+        if not self._added % LOOK_EVERY:
+            self.check()
+
+    def check(self) -> None:
+        """Raises TooCostlyError if there is more by now than there may be."""
+        if self._most < math.inf:
             seconds = _seconds(self.terms.items(), REFERENCE, self._literal)
             if seconds > self._most:
                 raise TooCostlyError(seconds)
@@ -398,13 +399,14 @@ class _CostWalk:
     def _select(self, part: Expression, times: Term, often: Term) -> _NodeCount:
         self._add(_EVALUATE, times)
         if isinstance(part, Path):
-            self._walk(part, times, often)
-        elif isinstance(part, Filter):
+            return self._walk(part, times, often)
+        if isinstance(part, Filter):
             found = self._select(part.primary, times, often)
             self._sort(found, times)
             for predicate in part.predicates:
                 self._predicate(predicate, found.total, found.often)
-        elif isinstance(part, Chain):
+            return found
+        if isinstance(part, Chain):
             for operand in part.operands:
                 found = self._select(operand, times, often)
                 self._sort(found, times)  # if it stands in brackets
@@ -414,7 +416,7 @@ class _CostWalk:
             self._call(part, times, often)
         return _selected(part, times, often)
 
-    def _walk(self, path: Path, times: Term, often: Term) -> None:
+    def _walk(self, path: Path, times: Term, often: Term) -> _NodeCount:
         if not isinstance(path.start, str):
             self._sort(self._select(path.start, times, often), times)
         found = _start(path, times, often)
@@ -428,6 +430,7 @@ class _CostWalk:
             if not found.single and step.axis not in _UNIQUE_AXES:
                 self._add(_MERGE, visits, _step(step, found, times).size)
             found = _step(step, found, times)
+        return found
 
     def _predicate(self, predicate: Expression, times: Term, often: Term) -> None:
         self._add(_EVALUATE, times)

@@ -320,7 +320,8 @@ class _Parser:
             elif literal:
                 kind, lexeme = "literal", literal
             else:
-                raise self._lexical_fault(stranger)
+                what = f"unexpected character {stranger!r}" if stranger not in "'\"" else "a quoted text is not closed"
+                raise self._fault(what, place=len(lexemes))
             kinds.append(kind)
             lexemes.append(lexeme)
             powers.append(power)
@@ -353,7 +354,7 @@ class _Parser:
 
     def _unary(self) -> Expression:
         begin = self._at
-        if self._kinds[begin] != "operator" or self._lexemes[begin] != "-":
+        if self._lexemes[begin] != "-":
             return self._spanned(begin, self._path())
         self._at += 1
         self._enter()
@@ -363,21 +364,15 @@ class _Parser:
 
     def _path(self) -> Expression:
         kind, lexeme = self._kinds[self._at], self._lexemes[self._at]
-        if kind == "symbol" and lexeme in ("/", "//"):
+        if lexeme in ("/", "//"):
             self._at += 1
             if lexeme == "//":
                 return Path("/", self._steps(from_any_depth=True))
             return Path("/", self._steps() if self._step_begins() else ())
-        if self._primary_begins(kind, lexeme):
+        is_call = kind == "name" and self._lexemes[self._at + 1] == "(" and lexeme not in _NODE_TYPES
+        if is_call or kind in ("number", "literal") or lexeme in ("(", "$"):
             return self._filter_path()
         return Path("", self._steps())
-
-    def _primary_begins(self, kind: str, lexeme: str) -> bool:
-        if kind in ("number", "literal"):
-            return True
-        if kind == "symbol":
-            return lexeme == "(" or lexeme == "$"
-        return kind == "name" and self._lexemes[self._at + 1] == "(" and lexeme not in _NODE_TYPES
 
     def _filter_path(self) -> Expression:
         primary = self._primary()
@@ -385,7 +380,7 @@ class _Parser:
         if predicates:
             self._must_select(primary)
             primary = Filter(primary, predicates)
-        if self._kinds[self._at] != "symbol" or self._lexemes[self._at] not in ("/", "//"):
+        if self._lexemes[self._at] not in ("/", "//"):
             return primary
         self._must_select(primary)
         self._at += 1
@@ -428,9 +423,9 @@ class _Parser:
         self._take("(")
         self._enter()
         arguments: list[Expression] = []
-        if self._lexemes[self._at] != ")" or self._kinds[self._at] == "literal":
+        if self._lexemes[self._at] != ")":
             arguments.append(self._expression(1))
-            while self._lexemes[self._at] == "," and self._kinds[self._at] == "symbol":
+            while self._lexemes[self._at] == ",":
                 self._at += 1
                 arguments.append(self._expression(1))
         self._depth -= 1
@@ -449,7 +444,7 @@ class _Parser:
     def _steps(self, *, from_any_depth: bool = False) -> tuple[LocationStep, ...]:
         """Steps divided by / and //; `from_any_depth`: a // stands before the first."""
         steps = list(self._step_at_any_depth()) if from_any_depth else [self._step()]
-        while self._kinds[self._at] == "symbol" and self._lexemes[self._at] in ("/", "//"):
+        while self._lexemes[self._at] in ("/", "//"):
             self._at += 1
             steps += self._step_at_any_depth() if self._lexemes[self._at - 1] == "//" else (self._step(),)
         return tuple(steps)
@@ -463,9 +458,7 @@ class _Parser:
         return (LocationStep("descendant", step.test, step.predicates),)
 
     def _step_begins(self) -> bool:
-        return self._kinds[self._at] == "name" or (
-            self._kinds[self._at] == "symbol" and self._lexemes[self._at] in ("*", "@", ".", "..")
-        )
+        return self._kinds[self._at] == "name" or self._lexemes[self._at] in ("*", "@", ".", "..")
 
     def _step(self) -> LocationStep:
         kind, lexeme = self._kinds[self._at], self._lexemes[self._at]
@@ -488,7 +481,7 @@ class _Parser:
 
     def _node_test(self) -> str:
         kind, lexeme = self._kinds[self._at], self._lexemes[self._at]
-        if kind != "name" and not (kind == "symbol" and lexeme == "*"):
+        if kind != "name" and lexeme != "*":
             raise self._fault("a name is missing")
         self._at += 1
         if kind == "name" and lexeme in _NODE_TYPES and self._lexemes[self._at] == "(":
@@ -516,10 +509,8 @@ class _Parser:
         return f"{name}({target})"
 
     def _predicates(self) -> tuple[Expression, ...]:
-        if self._lexemes[self._at] != "[":
-            return ()
         found: list[Expression] = []
-        while self._kinds[self._at] == "symbol" and self._lexemes[self._at] == "[":
+        while self._lexemes[self._at] == "[":
             self._at += 1
             self._enter()
             found.append(self._expression(1))
@@ -528,7 +519,7 @@ class _Parser:
         return tuple(found)
 
     def _take(self, lexeme: str) -> None:
-        if self._kinds[self._at] != "symbol" or self._lexemes[self._at] != lexeme:
+        if self._lexemes[self._at] != lexeme:
             raise self._fault(f"{lexeme!r} is missing")
         self._at += 1
 
@@ -547,10 +538,6 @@ class _Parser:
             position=position,
         )
 
-    def _lexical_fault(self, stranger: str) -> PredicateError:
-        what = "a quoted text is not closed" if stranger in "'\"" else f"unexpected character {stranger!r}"
-        return self._fault(what, place=len(self._lexemes))
-
     def _position(self, number: int) -> int:
         """Where token `number` begins; found again only when somebody wants to know."""
         found = next(itertools.islice(TOKEN.finditer(self._text), number, None), None)
@@ -562,6 +549,21 @@ def selects(expression: Expression) -> bool:
     if isinstance(expression, Chain):
         return expression.operators[0] == "|"
     return isinstance(expression, PATHS) or (isinstance(expression, FunctionCall) and expression.name == "id")
+
+
+def is_constant(expression: Expression) -> bool:
+    """Whether it is a literal, or a number with a sign or without."""
+    unsigned = expression.operand if isinstance(expression, Negate) else expression
+    return isinstance(unsigned, Number) or isinstance(expression, Literal)
+
+
+def parts_of(expression: Expression) -> tuple[Expression, ...]:
+    """The operands or arguments that its value is made of; what stands in a path are no parts."""
+    if isinstance(expression, Chain):
+        return expression.operands
+    if isinstance(expression, FunctionCall):
+        return expression.arguments
+    return (expression.operand,) if isinstance(expression, Negate) else ()
 
 
 def is_boolean(expression: Expression) -> bool:
@@ -582,12 +584,10 @@ def asks_position(expression: Expression, *, inside: bool = True) -> bool:
     """Whether position() or last() occur, about the expression's own context node or about one `inside`."""
     if isinstance(expression, FunctionCall) and expression.name in ("position", "last"):
         return True
-    asked: list[Expression] = [*getattr(expression, "operands", ()), *getattr(expression, "arguments", ())]
+    asked = [*parts_of(expression)]
     if isinstance(expression, Path):
         asked += [] if isinstance(expression.start, str) else [expression.start]
         asked += [p for step in expression.steps for p in step.predicates if inside]
-    elif isinstance(expression, Negate):
-        asked.append(expression.operand)
     elif isinstance(expression, Filter):
         asked += [expression.primary, *(expression.predicates if inside else ())]
     return any(asks_position(each, inside=inside) for each in asked)
