@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from contextlib import suppress
-from threading import RLock
+from threading import Lock, RLock
 from typing import Generic, TypeVar
+from weakref import WeakValueDictionary
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -73,3 +74,21 @@ class SizedCache(Generic[K, V]):
             self._values[key] = value
             self.size += size
         return value
+
+
+class InUse(Generic[K, V]):
+    """Objects that are in use, by what makes them equal, so that equal ones are one. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self._objects: WeakValueDictionary[K, V] = WeakValueDictionary()
+        self._lock = Lock()
+
+    def find(self, key: K) -> V | None:
+        """The object, if there is one."""
+        with self._lock:
+            return self._objects.get(key)
+
+    def one(self, key: K, made: V) -> V:
+        """The object, which is `made` unless there is one."""
+        with self._lock:
+            return self._objects.setdefault(key, made)

@@ -12,6 +12,7 @@ from lxml import etree
 
 from jbi_pubsub.codegen.bundle import read_bundle
 from jbi_pubsub.codegen.repository import InformationType, open_type
+from jbi_pubsub.core.cache import InUse
 from jbi_pubsub.core.documents import KnownDocuments, Traced, known
 from jbi_pubsub.core.documents.known import MAX_STENCILS, PATIENCE_FIRST
 from jbi_pubsub.core.errors import InvariantError, JbiError, MetadataError, OversizeError
@@ -25,7 +26,7 @@ EXAMPLES = Path(__file__).parent.parent.parent / "examples" / "data"
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of documents that other tests have made."""
-    monkeypatch.setattr(known, "_by_type", weakref.WeakValueDictionary())
+    monkeypatch.setattr(known, "_by_type", InUse())
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,11 @@ Rules:
 from __future__ import annotations
 
 import threading
-import weakref
 from collections import deque
 from collections.abc import Hashable, Iterable
 from typing import Final
 
+from jbi_pubsub.core.cache import InUse
 from jbi_pubsub.core.documents.plain import plain
 from jbi_pubsub.core.documents.shape import DifferError, DocumentShape, Grammar, seen
 from jbi_pubsub.core.documents.stencil import NOTHING, Stencil, Traced, WantedParts
@@ -145,14 +145,9 @@ def _merge(made: DocumentShape, weight: float, kinds: list[tuple[DocumentShape, 
     kinds.append((made, weight))
 
 
-_by_type: weakref.WeakValueDictionary[Hashable, KnownDocuments] = weakref.WeakValueDictionary()
-_guard = threading.Lock()
+_by_type: InUse[Hashable, KnownDocuments] = InUse()
 
 
 def known_documents(key: Hashable, grammar: Grammar) -> KnownDocuments:
     """Knowledge of the documents of one type in this process, for as long as somebody holds it."""
-    with _guard:
-        known = _by_type.get(key)
-        if known is None:
-            known = _by_type[key] = KnownDocuments(grammar)
-        return known
+    return _by_type.one(key, KnownDocuments(grammar))

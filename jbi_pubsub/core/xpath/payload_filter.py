@@ -18,6 +18,7 @@ from typing import Final
 import msgspec
 from lxml import etree
 
+from jbi_pubsub.core.cache import InUse
 from jbi_pubsub.core.info_object import SELECTION_BEGIN
 from jbi_pubsub.core.xml import MAX_XML_PAYLOAD_BYTES, Element
 from jbi_pubsub.core.xpath.language.cost import (
@@ -33,14 +34,7 @@ from jbi_pubsub.core.xpath.language.cost import (
     size_of,
 )
 from jbi_pubsub.core.xpath.language.grammar import check_text
-from jbi_pubsub.core.xpath.predicate import (
-    FOREIGN_ERRORS,
-    MAX_THREADS,
-    NO_NAMESPACES,
-    InUse,
-    analysed,
-    compiled_xpath,
-)
+from jbi_pubsub.core.xpath.predicate import FOREIGN_ERRORS, MAX_THREADS, NO_NAMESPACES, analysed, compiled_xpath
 
 MAX_SELECTION_BYTES: Final = MAX_XML_PAYLOAD_BYTES
 """A selection of nested nodes repeats them; it may not grow beyond what a payload may be."""

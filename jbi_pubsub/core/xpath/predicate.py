@@ -12,18 +12,18 @@ Rules:
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import threading
-import weakref
 from collections.abc import Callable, Hashable, Mapping
-from typing import Final, Generic, TypeVar, cast
+from typing import Final, cast
 
 import msgspec
 from lxml import etree
 
 from jbi_pubsub.core import plugins
-from jbi_pubsub.core.cache import SizedCache
+from jbi_pubsub.core.cache import InUse, SizedCache
 from jbi_pubsub.core.errors import JbiError, OversizeError, PredicateError
 from jbi_pubsub.core.near import near_hint
 from jbi_pubsub.core.wire.places import in_turn
@@ -56,9 +56,6 @@ from jbi_pubsub.core.xpath.language.grammar import (
     parse,
     selects,
 )
-
-K = TypeVar("K", bound=Hashable)
-V = TypeVar("V")
 
 NO_NAMESPACES: Final[Mapping[str, str]] = {}
 
@@ -350,24 +347,6 @@ def compile_predicate(
     return predicate if predicate.is_lenient else _evaluated.one(predicate.identity, predicate)
 
 
-class InUse(Generic[K, V]):
-    """Objects that are in use, by what makes them equal, so that equal ones are one. Any thread may use it."""
-
-    def __init__(self) -> None:
-        self._objects: weakref.WeakValueDictionary[K, V] = weakref.WeakValueDictionary()
-        self._lock = threading.Lock()
-
-    def find(self, key: K) -> V | None:
-        """The object, if there is one."""
-        with self._lock:
-            return self._objects.get(key)
-
-    def one(self, key: K, made: V) -> V:
-        """The object, which is `made` unless there is one."""
-        with self._lock:
-            return self._objects.setdefault(key, made)
-
-
 _evaluated: InUse[Identity, Predicate] = InUse()
 """Those that lxml evaluates."""
 
@@ -396,10 +375,8 @@ def analysed(
     """
     if namespaces:
         check_namespaces(namespaces, expression, argument)
-    if len(expression) > LONG:
-        with in_turn():
-            return _analysed(expression, namespaces, argument, is_filter=is_filter, most=most)
-    return _analysed(expression, namespaces, argument, is_filter=is_filter, most=most)
+    with in_turn() if len(expression) > LONG else contextlib.nullcontext():
+        return _analysed(expression, namespaces, argument, is_filter=is_filter, most=most)
 
 
 LONG: Final = 512
@@ -430,9 +407,6 @@ def _analysed(
         except TooCostlyError as exc:
             raise _costly(expression, argument, parsed, exc.seconds) from exc
         cost = CostBound(lambda: terms)
-        seconds = cost.seconds(REFERENCE, literal)
-        if seconds > MAX_COST:
-            raise _costly(expression, argument, parsed, seconds)
     else:
         cost = CostBound(functools.partial(_terms_again, expression, dict(namespaces)))
     if is_filter or is_boolean(tree):
