@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
 from jbi_pubsub.core.errors import PredicateError
+from jbi_pubsub.core.xpath.language.terms import over
 
 from .expression import (
     Arithmetic,
@@ -40,6 +41,9 @@ EXACT: Final = 1 << 53
 """Whole numbers below are the same as doubles."""
 _SIGNS: Final[Mapping[str, Callable[..., bool]]] = {
     "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+}  # fmt: skip
+_OPERATIONS: Final[Mapping[str, Callable[[float, float], float]]] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": over,
 }  # fmt: skip
 
 
@@ -202,21 +206,7 @@ def _arithmetic(first: _Evaluator, rest: tuple[tuple[str, _Evaluator], ...]) -> 
             other = _number(each(values))
             if total is None or other is None:
                 return None
-            total = _number(_applied(sign, total, other))
+            total = _number(_OPERATIONS[sign](total, other))
         return total
 
     return evaluate
-
-
-def _applied(sign: str, one: float, other: float) -> float:
-    if sign == "+":
-        return one + other
-    if sign == "-":
-        return one - other
-    if sign == "*":
-        return one * other
-    if other:
-        return one / other
-    if not one:
-        return math.nan
-    return math.copysign(math.inf, one) * math.copysign(1.0, other)

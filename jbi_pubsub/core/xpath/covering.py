@@ -32,7 +32,7 @@ from .language.conditions import (
     Condition,
     Conjunct,
 )
-from .language.terms import Parameter, Term, is_relative
+from .language.terms import COMPARE, Parameter, Term, is_relative
 from .predicate import XPATH, Predicate
 
 K = TypeVar("K", bound=Hashable)
@@ -132,10 +132,7 @@ def _is_above(wanted: Condition, given: Condition) -> bool:
 def _implied_number(wanted: str, limit: float, given: str, known: float) -> bool:
     """Whether a number that compares so with `known` compares so with `limit`."""
     if given == NUMBER_EQUAL:
-        return {
-            NUMBER_EQUAL: known == limit, NUMBER_UNEQUAL: known != limit, LESS: known < limit,
-            LESS_EQUAL: known <= limit, GREATER: known > limit, GREATER_EQUAL: known >= limit,
-        }.get(wanted, False)  # fmt: skip
+        return wanted in NUMERIC and COMPARE[wanted](known, limit)
     if given in _UPPER and wanted in (LESS, LESS_EQUAL, NUMBER_UNEQUAL):
         return known < limit or (known == limit and (given == LESS or wanted == LESS_EQUAL))
     if given in (GREATER, GREATER_EQUAL) and wanted in (GREATER, GREATER_EQUAL, NUMBER_UNEQUAL):

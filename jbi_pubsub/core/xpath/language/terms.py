@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
@@ -121,9 +122,9 @@ def modulo(left: float, right: float) -> float:
 
 
 ARITHMETIC: Final[Mapping[str, Callable[[float, float], float]]] = {
-    "+": lambda a, b: a + b,
-    "-": lambda a, b: a - b,
-    "multiply": lambda a, b: a * b,
+    "+": operator.add,
+    "-": operator.sub,
+    "multiply": operator.mul,
     "div": over,
     "mod": modulo,
 }
@@ -158,17 +159,17 @@ class NumberBound(msgspec.Struct, frozen=True):
     def value(self, constant: float, holes: list[str]) -> float:
         """The bound; NaN when it holds for no finite number, for all of them, or a move is by 0."""
         moves = []
-        for operator, parameter, is_left in self.moves:
+        for name, parameter, is_left in self.moves:
             by = parameter.number(holes[parameter.hole]) if parameter is not None else -1.0
-            if not math.isfinite(by) or (by == 0 and operator in ("multiply", "div")):
+            if not math.isfinite(by) or (by == 0 and name in ("multiply", "div")):
                 return math.nan
-            moves.append((ARITHMETIC[operator], by, is_left))
+            moves.append((ARITHMETIC[name], by, is_left))
 
         def holds(place: int) -> bool:
             x = _at(place)
             for function, by, is_left in moves:
                 x = function(by, x) if is_left else function(x, by)
-            return _HOLDS[self.test](x, constant)
+            return COMPARE[self.test](x, constant)
 
         good, bad = (-_LAST, _LAST) if self.is_upper else (_LAST, -_LAST)
         if holds(bad) or not holds(good):
@@ -179,12 +180,10 @@ class NumberBound(msgspec.Struct, frozen=True):
         return _at(good)
 
 
-_HOLDS: Final[Mapping[str, Callable[[float, float], bool]]] = {
-    "<": lambda a, b: a < b,
-    "<=": lambda a, b: a <= b,
-    ">": lambda a, b: a > b,
-    ">=": lambda a, b: a >= b,
-}
+COMPARE: Final[Mapping[str, Callable[[float, float], bool]]] = {
+    "n=": operator.eq, "n!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+}  # fmt: skip
+"""Comparisons of numbers, by the tests of conditions.py."""
 
 _LAST: Final = 0x7FEFFFFFFFFFFFFF
 """Place of the greatest finite double: they are numbered from 0 (for 0.0) up and down, as their bits are."""
