@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -194,28 +194,25 @@ class Layout(msgspec.Struct, frozen=True, eq=False):
     def at(self, path: Sequence[str]) -> tuple[tuple[_Slot, ...], tuple[tuple[str, _Slot], ...]]:
         """Readings of elements at `path` (tags from the document element down): their slots, and those of their
         attributes."""
-        slots: tuple[_Slot, ...] = ()
-        attributes: tuple[tuple[str, _Slot], ...] = ()
+        nodes = list(self._nodes(path))
+        further, named = self.relative.at(path)
+        slots = (slot for node in nodes for slot in node.slots)
+        attributes = (attribute for node in nodes for attribute in node.attributes)
+        return (*slots, *further), (*attributes, *named)
+
+    def reads_below(self, path: Sequence[str], but: frozenset[str]) -> bool:
+        """Whether something in elements at `path` may be read, other than children with these tags and what is in
+        them."""
+        below = (node.below for node in self._nodes(path) if node.below is not None)
+        return self.relative is not NO_STEP or not all(map(but.issuperset, below))
+
+    def _nodes(self, path: Sequence[str]) -> Iterator[_ElementReadings]:
         for top in (self.named.get(path[0]), self.anywhere):
             node = top
             for tag in path[1:]:
                 node = node.below.get(tag) if node is not None and node.below else None
             if node is not None:
-                slots += node.slots
-                attributes += node.attributes
-        further, named = self.relative.at(path)
-        return slots + further, attributes + named
-
-    def reads_below(self, path: Sequence[str], but: frozenset[str]) -> bool:
-        """Whether something in elements at `path` may be read, other than children with these tags and what is in
-        them."""
-        found = False
-        for top in (self.named.get(path[0]), self.anywhere):
-            node = top
-            for tag in path[1:]:
-                node = node.below.get(tag) if node is not None and node.below else None
-            found = found or (node is not None and node.below is not None and not but.issuperset(node.below))
-        return found or self.relative is not NO_STEP
+                yield node
 
     def remember(self, key: int, reader: Any) -> Any:
         """Keep what reads documents of one kind by this layout, for a few kinds."""

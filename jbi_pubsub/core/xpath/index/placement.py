@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
@@ -56,7 +56,7 @@ _READINGS: Final = {conditions.EXISTS: PRESENT, conditions.SINGLE: PRESENT} | di
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A row to be added: its family, key and bounds, its check (None without), and whether it depends on scopes."""
+    """A row to be added: its family, key and bounds, and its check (None without)."""
 
     family: Family
     key: Key
@@ -96,13 +96,6 @@ class Recipe(msgspec.Struct, frozen=True, eq=False):
         return Row(self.family, key[0] if len(key) == 1 else key, tuple(bounds), check)
 
 
-class Placing(NamedTuple):
-    """Recipes of a kind of predicates (None: lxml evaluates them), and the operands that there is room for."""
-
-    recipes: tuple[Recipe, ...] | None
-    shares: Shares
-
-
 class Cookbook:
     """Makes recipes, and the families they need. One writer."""
 
@@ -111,18 +104,21 @@ class Cookbook:
         self._checks = checks
         self.families: dict[Form, Family] = {}
 
-    def recipes(self, plan: conditions.ConditionPlan, fixed: tuple[Any, ...]) -> Placing:
-        """A recipe for each conjunct of `plan`, with the constants that it calls `fixed`."""
+    def recipes(
+        self, plan: conditions.ConditionPlan, fixed: tuple[Any, ...]
+    ) -> tuple[tuple[Recipe, ...] | None, Shares]:
+        """A recipe for each conjunct of `plan`, with the constants that it calls `fixed` (None: lxml evaluates what it
+        stands for), and the operands that there is room for."""
         literals = dict(zip(plan.fixed, fixed, strict=True))
         shares, room = conditions.shares_of(plan, fixed), self._paths.room
         has_room = room.more(shares) is not None
         conjuncts = [tuple(_given(c, literals, has_room=has_room) for c in each) for each in plan.conjuncts]
         choices = [choose(c) for c in conjuncts]
         if any(not c.selective and c.opaque for c in choices) or self._paths.full(sum(map(len, conjuncts))):
-            return Placing(None, {})
+            return None, {}
         slots = self._slots(itertools.chain.from_iterable(conjuncts), shares)
         shares = shares if has_room and room.take(shares) else {}
-        return Placing(tuple(self._recipe(c, slots, len(choices) > 1) for c in choices), shares)
+        return tuple(self._recipe(c, slots, len(choices) > 1) for c in choices), shares
 
     def _recipe(self, choice: Choice, slots: Mapping[Condition, int], several: bool) -> Recipe:
         keys = sorted((slots[c], c.parameter) for c in (*choice.keys, *choice.part))
