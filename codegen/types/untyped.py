@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from jbi_pubsub.core.documents import Particle, Texts
+from jbi_pubsub.core.documents import AnyDocument
 from jbi_pubsub.core.errors import MetadataError, SchemaError
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
 from jbi_pubsub.core.xml import Element
@@ -16,7 +16,7 @@ def bundle_without(type_: TypeName) -> SchemaBundle:
     return SchemaBundle("", (), b"", type_)
 
 
-class UntypedGate:
+class UntypedGate(AnyDocument):
     """Stands for a type of which nobody has a schema: any well-formed metadata, none of them invariant. Immutable."""
 
     digest = ""
@@ -51,19 +51,3 @@ class UntypedGate:
 
     def check_invariants(self, root: Element, registered: tuple[EntryRep, ...], metadata: bytes = b"") -> None:
         """There are none."""
-
-    def texts(self, path: Sequence[str]) -> Texts | None:  # noqa: ARG002 - not validated, so never asked
-        """Nothing is certain."""
-        return None
-
-    def attribute(self, path: Sequence[str], name: str) -> Texts | None:  # noqa: ARG002 - as above
-        """Nothing is certain."""
-        return None
-
-    def content(self, path: Sequence[str], tags: Sequence[str]) -> Particle | None:  # noqa: ARG002 - as above
-        """Nothing is certain."""
-        return None
-
-    def is_invariant(self, path: Sequence[str]) -> bool:  # noqa: ARG002 - of no element
-        """Nothing is."""
-        return False

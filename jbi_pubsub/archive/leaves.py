@@ -25,7 +25,7 @@ from lxml import etree
 
 from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.documents.known import KnownDocuments
-from jbi_pubsub.core.documents.shape import ANY_TEXT, EXACT, Particle, Texts
+from jbi_pubsub.core.documents.shape import EXACT, AnyDocument, Particle
 from jbi_pubsub.core.documents.stencil import Stencil, Traced
 from jbi_pubsub.core.errors import JbiError
 from jbi_pubsub.core.xml import Element, parse_metadata
@@ -97,24 +97,12 @@ class _Layout(NamedTuple):
     numbers: dict[int, int]
 
 
-class _AnyText:
-    """Certain facts about documents without a schema: a core.documents.shape.Grammar."""
+class _AnyText(AnyDocument):
+    """Grammar of documents without a schema: any text in the elements that were seen."""
 
-    def texts(self, path: Sequence[str]) -> Texts | None:  # noqa: ARG002  # whichever it is
-        """Texts of a leaf."""
-        return ANY_TEXT
-
-    def attribute(self, path: Sequence[str], name: str) -> Texts | None:  # noqa: ARG002  # as above
-        """Texts of an attribute."""
-        return ANY_TEXT
-
-    def content(self, path: Sequence[str], tags: Sequence[str]) -> Particle | None:  # noqa: ARG002  # as above
+    def content(self, path: Sequence[str], tags: Sequence[str]) -> Particle | None:  # noqa: ARG002  # of any element
         """Content of other elements: what was seen."""
         return EXACT
-
-    def is_invariant(self, path: Sequence[str]) -> bool:  # noqa: ARG002  # as above
-        """None is."""
-        return False
 
 
 class TypePaths:

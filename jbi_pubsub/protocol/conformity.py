@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final, Protocol
 
-from jbi_pubsub.core.documents import ANY, ANY_TEXT, Grammar, Invariants, Particle, Texts, Traced, known_documents
+from jbi_pubsub.core.documents import AnyDocument, Grammar, Invariants, Traced, known_documents
 from jbi_pubsub.core.errors import MetadataError, OversizeError
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
 from jbi_pubsub.core.xml import MAX_METADATA_BYTES, Element, parse_metadata, read_metadata
@@ -65,23 +65,15 @@ UNLIKE_EVERY: Final = 16
 """With a source that had so many documents in turn that were like no known ones, one in so many is looked at."""
 
 
-class _Unvalidated:
-    """Grammar of documents that are not validated: anything goes, but for what is invariant."""
+class _Unvalidated(AnyDocument):
+    """Grammar of documents that are not validated, in which the gate says what is invariant."""
 
     def __init__(self, gate: Grammar) -> None:
-        self.is_invariant = gate.is_invariant
+        self._gate = gate
 
-    def texts(self, path: Sequence[str]) -> Texts | None:  # noqa: ARG002 - of any leaf
-        """Any."""
-        return ANY_TEXT
-
-    def attribute(self, path: Sequence[str], name: str) -> Texts | None:  # noqa: ARG002 - of any element
-        """Any."""
-        return ANY_TEXT
-
-    def content(self, path: Sequence[str], tags: Sequence[str]) -> Particle | None:  # noqa: ARG002 - of any element
-        """Any."""
-        return ANY
+    def is_invariant(self, path: Sequence[str]) -> bool:
+        """What the gate says."""
+        return self._gate.is_invariant(path)
 
 
 class Conformity:
