@@ -23,7 +23,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 import msgspec
 from lxml import etree
 
-from jbi_pubsub.codegen.marks import JBI, Marks, check_marks, comments_to_attributes, parse_marks
+from jbi_pubsub.codegen.marks import JBI, Marks, check_marks, comments_to_attributes, fault_at, parse_marks
 from jbi_pubsub.codegen.model import XML
 from jbi_pubsub.core.errors import MetadataError, OversizeError, SchemaError
 from jbi_pubsub.core.info_object import DEFAULT_VERSION, SchemaBundle, TypeName
@@ -175,13 +175,9 @@ class _Files:
         if namespace == XML or not location:
             return None  # our own copy, or an import that leaves the place open: legal, and nothing to read
         if urlsplit(target).scheme:
-            raise SchemaError(
-                f"{base} line {link.sourceline} refers to {target}, which would have to be fetched",
-                hint=f"Give a local copy: locations={{{target!r}: Path(...)}}, or --locations {target}=FILE; "
-                "for the beginning of such addresses a folder of copies will do",
-                document=base,
-                line=link.sourceline or 0,
-            )
+            hint = f"Give a local copy: locations={{{target!r}: Path(...)}}, or --locations {target}=FILE; "
+            hint += "for the beginning of such addresses a folder of copies will do"
+            raise fault_at(base, link, f" refers to {target}, which would have to be fetched", hint)
         return self._inside(self._folder, target, self._within, base, link)
 
     def _inside(self, folder: Path, rest: str, within: Path | None, base: str, link: Element) -> Path:
@@ -203,12 +199,8 @@ class _Files:
         if within is not None:
             where = f"which lies outside of {within}"
             hint = "; or move it there (`jbi codegen` and `jbi types add` take another folder: --within)"
-        return SchemaError(
-            f"{base} line {link.sourceline} refers to {target}, {where}",
-            hint=f"Give the document: locations={{{target!r}: Path(...)}}, --locations {target}=FILE{hint}",
-            document=base,
-            line=link.sourceline or 0,
-        )
+        hint = f"Give the document: locations={{{target!r}: Path(...)}}, --locations {target}=FILE{hint}"
+        return fault_at(base, link, f" refers to {target}, {where}", hint)
 
 
 def normalize(bundle: SchemaBundle) -> Sources:
@@ -355,12 +347,8 @@ def _resolve_links(roots: dict[str, Element], names: Mapping[str, str]) -> None:
             elif not link.get("schemaLocation", "").strip():
                 continue  # legal: the components may come from elsewhere, or are not used
             else:
-                raise SchemaError(
-                    f"{name} line {link.sourceline} refers to {_target(name, link)}, which is not in the bundle",
-                    hint="Read the bundle with locations= for documents that lie elsewhere",
-                    document=name,
-                    line=link.sourceline or 0,
-                )
+                hint = "Read the bundle with locations= for documents that lie elsewhere"
+                raise fault_at(name, link, f" refers to {_target(name, link)}, which is not in the bundle", hint)
     if xml_needed:
         roots["xml.xsd "] = parse_schema("xml.xsd", XML_NAMESPACE_SCHEMA)  # the blank: no name of a bundle
 
@@ -387,23 +375,16 @@ def _version(text: Any, otherwise: float) -> float:
 def _refuse_11(name: str, root: Element) -> None:
     found = next(root.iter(*_XSD_11), None)
     if found is not None:
-        raise SchemaError(
-            f"{name} line {found.sourceline}: xs:{etree.QName(found).localname} is XML Schema 1.1; 1.0 is supported",
-            hint="Express it in XML Schema 1.0, or as a predicate of the subscription",
-            document=name,
-            line=found.sourceline or 0,
-        )
+        hint = "Express it in XML Schema 1.0, or as a predicate of the subscription"
+        local = etree.QName(found).localname
+        raise fault_at(name, found, f": xs:{local} is XML Schema 1.1; 1.0 is supported", hint)
 
 
 def _refuse_large_groups(name: str, root: Element) -> None:
     for group in root.iter(f"{{{XSD}}}sequence", f"{{{XSD}}}choice", f"{{{XSD}}}all"):
         if len(group) > MAX_PARTICLES:
-            raise SchemaError(
-                f"{name} line {group.sourceline}: a group of {len(group)} particles; {MAX_PARTICLES} are allowed",
-                hint="Split the type: checking that a content model is deterministic takes cubic time",
-                document=name,
-                line=group.sourceline or 0,
-            )
+            hint = "Split the type: checking that a content model is deterministic takes cubic time"
+            raise fault_at(name, group, f": a group of {len(group)} particles; {MAX_PARTICLES} are allowed", hint)
 
 
 def _digest(roots: Mapping[str, Element], names: Mapping[str, str], marks: Marks) -> str:

@@ -137,12 +137,8 @@ def comments_to_attributes(name: str, root: Element) -> None:
             continue
         marked = _marked_by(comment)
         if marked is None:
-            raise SchemaError(
-                f"{name} line {comment.sourceline}: the comment <!-- {word} --> marks nothing",
-                hint="Put it before the xs:element it is meant for",
-                document=name,
-                line=comment.sourceline or 0,
-            )
+            hint = "Put it before the xs:element it is meant for"
+            raise fault_at(name, comment, f": the comment <!-- {word} --> marks nothing", hint)
         if marked.get(VARIANCE, word) != word:
             raise _contradiction(name, marked)
         marked.set(VARIANCE, word)
@@ -171,22 +167,19 @@ def check_marks(name: str, root: Element) -> bool:
             continue
         found = True
         if word not in _WORDS:
-            raise SchemaError(
-                f"{name} line {declaration.sourceline}: jbi:variance is {word!r}",
-                hint='It is "variant" or "invariant"',
-                document=name,
-                line=declaration.sourceline or 0,
-            )
+            raise fault_at(name, declaration, f": jbi:variance is {word!r}", 'It is "variant" or "invariant"')
         if word == "invariant" and any(above.get(VARIANCE) == "variant" for above in declaration.iterancestors()):
             raise _contradiction(name, declaration)
     return found
 
 
 def _contradiction(name: str, declaration: Element) -> SchemaError:
-    return SchemaError(
-        f"{name} line {declaration.sourceline}: {declaration.get('name') or declaration.get('ref')} is marked both "
-        "variant and invariant",
-        hint="A mark covers the whole subtree; keep one of them",
-        document=name,
-        line=declaration.sourceline or 0,
-    )
+    marked = declaration.get("name") or declaration.get("ref")
+    hint = "A mark covers the whole subtree; keep one of them"
+    return fault_at(name, declaration, f": {marked} is marked both variant and invariant", hint)
+
+
+def fault_at(name: str, place: Element, what: str, hint: str) -> SchemaError:
+    """Error about a place in the document `name` of a schema; `what` stands behind name and line."""
+    line = place.sourceline
+    return SchemaError(f"{name} line {line}{what}", hint=hint, document=name, line=line or 0)
