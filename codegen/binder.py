@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple, NoReturn
 
 import msgspec
@@ -70,16 +70,6 @@ class EntryMemory(NamedTuple):
             if head and metadata.startswith(head):
                 return all(metadata.find(top, len(head)) < 0 for top in tops)
         return False
-
-    def after(
-        self, root: Element, metadata: bytes, tops: Sequence[bytes], found: Callable[[Element], frozenset[Found]]
-    ) -> EntryMemory:
-        """This, once a document was good. `found` are the entries of one."""
-        if not tops or not metadata or len(self.heads) >= MAX_HEADS:
-            return self
-        head, whole = _head(root, metadata, tops)
-        is_all = whole is not None and found(whole) == self.found
-        return self._replace(heads=(*self.heads, head if is_all else b""))
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -230,8 +220,11 @@ class Binder:
         found = frozenset(self._found(root, "metadata"))
         if found != known.found:
             raise self._difference(root, known.found, found)
-        after = known.after(root, metadata, self._tops, lambda whole: frozenset(self._found(whole, "metadata")))
-        self._remembered[id(registered)] = after
+        if self._tops and metadata and len(known.heads) < MAX_HEADS:
+            head, whole = _head(root, metadata, self._tops)
+            is_all = whole is not None and frozenset(self._found(whole, "metadata")) == known.found
+            known = known._replace(heads=(*known.heads, head if is_all else b""))
+        self._remembered[id(registered)] = known
 
     def _found(self, root: Element, what: str) -> list[Found]:
         self._check_root(root, what)

@@ -62,7 +62,6 @@ class InformationType:
         self._opened = found
         self._binder = Binder(model)
         self._schema = validator(found.main, found.documents, found.names)
-        self._leaf_types: LeafTypes | None = None
         self._one_run = threading.Lock()
 
     def validate(self, root: Element, *, what: str = "metadata") -> None:
@@ -132,25 +131,24 @@ class InformationType:
     def texts(self, path: Sequence[str]) -> Texts | None:
         """Texts that the leaf at `path` (tags from the document element down) of a valid document may hold instead of
         its own, with the document as valid; None: none for certain."""
-        return self._certain().texts(path)
+        return self._certain.texts(path)
 
     def attribute(self, path: Sequence[str], name: str) -> Texts | None:
         """Texts that the attribute `name`, in no namespace, of the element at `path` may hold instead of its own."""
-        return self._certain().attribute(path, name)
+        return self._certain.attribute(path, name)
 
     def content(self, path: Sequence[str], tags: Sequence[str]) -> Particle | None:
         """A content model of the element at `path` in which each of `tags`, its children in a valid document, has one
         place; see core/documents/shape.py."""
-        return self._certain().content(path, tags)
+        return self._certain.content(path, tags)
 
     def is_invariant(self, path: Sequence[str]) -> bool:
         """Whether the element at `path` belongs to the invariant part."""
         return self._binder.is_invariant(path)
 
+    @cached_property
     def _certain(self) -> LeafTypes:
-        if self._leaf_types is None:
-            self._leaf_types = LeafTypes(self._parsed(), self._opened.main)
-        return self._leaf_types
+        return LeafTypes(self._parsed(), self._opened.main)
 
     def _parsed(self) -> dict[str, Element]:
         return {name: parse_schema(name, data) for name, data in self._opened.documents.items()}
