@@ -20,7 +20,6 @@ import hashlib
 import os
 import re
 import sqlite3
-import threading
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -225,21 +224,19 @@ class DocumentFolder:
     def read(self, sha: str, key: Key) -> bytes:
         """One of that schema. Raises StorageError for one that is damaged."""
         path = self._folder / f"{sha}.xsd"
+        cause = None
         try:
             data = path.read_bytes()
+            if hashlib.sha256(data).hexdigest() == sha:
+                return data
+            why = "is damaged: its bytes are others than its name says"
         except OSError as exc:
-            raise StorageError(
-                f"{path}, a document of {key[0]} {key[1]}, can't be read: {exc.strerror}",
-                hint="Put it back from a copy of the folder, or add the schema again",
-                path=str(path),
-            ) from exc
-        if hashlib.sha256(data).hexdigest() != sha:
-            raise StorageError(
-                f"{path}, a document of {key[0]} {key[1]}, is damaged: its bytes are others than its name says",
-                hint="Put it back from a copy of the folder, or add the schema again",
-                path=str(path),
-            )
-        return data
+            why, cause = f"can't be read: {exc.strerror}", exc
+        raise StorageError(
+            f"{path}, a document of {key[0]} {key[1]}, {why}",
+            hint="Put it back from a copy of the folder, or add the schema again",
+            path=str(path),
+        ) from cause
 
     def store(self, data: bytes) -> str:
         """Write a document, whole and on disk when this returns, unless it is there; its SHA-256."""
@@ -265,7 +262,6 @@ class FolderTypes:
         self.folder = folder
         self._path = folder / FILE
         self._files = DocumentFolder(folder)
-        self._lock = threading.RLock()
         self._held: int | None = None
         with self._disk():
             if readonly:
@@ -290,13 +286,13 @@ class FolderTypes:
 
     def find(self, key: Key) -> Descriptor | None:
         """See TypeCatalogue."""
-        with self._lock, self._disk():
+        with self._disk():
             row = self._row(key)
             return None if row is None else self._read(row)
 
     def all(self) -> tuple[Descriptor, ...]:
         """See TypeCatalogue."""
-        with self._lock, self._disk():
+        with self._disk():
             found = []
             for row in self._rows():
                 with contextlib.suppress(StorageError):  # `faults` tells it
@@ -305,7 +301,7 @@ class FolderTypes:
 
     def bundle(self, key: Key) -> SchemaBundle:
         """See TypeCatalogue."""
-        with self._lock, self._disk():
+        with self._disk():
             row = self._row(key)
             if row is None:
                 raise unknown(key)
@@ -321,7 +317,7 @@ class FolderTypes:
     def put(self, descriptor: Descriptor, change: TypeChange, bundle: SchemaBundle | None = None) -> None:
         """See TypeCatalogue."""
         key = descriptor.key
-        with self._lock, self._disk():
+        with self._disk():
             before = self._row(key)
             if bundle is None:
                 if before is None:
@@ -339,7 +335,7 @@ class FolderTypes:
 
     def drop(self, key: Key, change: TypeChange) -> None:
         """See TypeCatalogue."""
-        with self._lock, self._disk():
+        with self._disk():
             old = self._documents(key)
             with transaction(self._base):
                 for table in ("types", "documents", "properties"):
@@ -349,7 +345,7 @@ class FolderTypes:
 
     def properties(self, key: Key) -> tuple[Property, ...]:
         """See TypeCatalogue."""
-        with self._lock, self._disk():
+        with self._disk():
             rows = self._base.execute(
                 f"SELECT property, size, sha256 FROM properties WHERE {_OF} ORDER BY property",
                 _of(key),
@@ -358,7 +354,7 @@ class FolderTypes:
 
     def property(self, key: Key, name: str) -> bytes | None:
         """See TypeCatalogue."""
-        with self._lock, self._disk():
+        with self._disk():
             row = self._base.execute(
                 f"SELECT data, sha256 FROM properties WHERE {_OF} AND property = ?",
                 (*_of(key), name),
@@ -371,7 +367,7 @@ class FolderTypes:
 
     def put_property(self, key: Key, name: str, data: bytes | None, change: TypeChange) -> None:
         """See TypeCatalogue."""
-        with self._lock, self._disk(), transaction(self._base):
+        with self._disk(), transaction(self._base):
             if data is None:
                 self._base.execute(f"DELETE FROM properties WHERE {_OF} AND property = ?", (*_of(key), name))
             else:
@@ -384,14 +380,14 @@ class FolderTypes:
 
     def history(self, key: Key) -> tuple[TypeChange, ...]:
         """See TypeCatalogue."""
-        with self._lock, self._disk():
+        with self._disk():
             rows = self._base.execute(f"SELECT at, who, what FROM history WHERE {_OF} ORDER BY number", _of(key))
             return tuple(TypeChange(*row) for row in rows)
 
     def faults(self) -> tuple[str, ...]:
         """See TypeCatalogue. Reads all that there is."""
         found: list[str] = []
-        with self._lock, self._disk():
+        with self._disk():
             for row in self._rows():
                 key = _key(row)
                 try:
@@ -404,13 +400,12 @@ class FolderTypes:
 
     def close(self) -> None:
         """See TypeCatalogue."""
-        with self._lock:
-            base = getattr(self, "_base", None)
-            if base is not None:
-                base.close()
-            if self._held is not None:
-                os.close(self._held)
-                self._held = None
+        base = getattr(self, "_base", None)
+        if base is not None:
+            base.close()
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
 
     # -- opening ------------------------------------------------------------------------------------------------
 
