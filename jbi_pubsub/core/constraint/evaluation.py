@@ -79,16 +79,15 @@ class Preference:
     def __init__(self, text: str) -> None:
         """Raises PredicateError."""
         word, _, rest = text.strip().partition(" ")
+        fault, position = "", len(word) + 1
         if word not in ("", "max", "min", "with", "random", "first"):
+            fault, position = f"no preference: {text[:80]!r}", 1
+        elif bool(rest.strip()) != (word in ("max", "min", "with")):
+            fault = f"preference {text[:80]!r} {'has too much' if rest.strip() else 'lacks an expression'}"
+        if fault:
             raise PredicateError(
-                f"no preference: {text[:80]!r}", hint="max E, min E, with C, random or first",
-                argument="preference", expression=text[:200], position=1,
-            )  # fmt: skip
-        if bool(rest.strip()) != (word in ("max", "min", "with")):
-            raise PredicateError(
-                f"preference {text[:80]!r} {'has too much' if rest.strip() else 'lacks an expression'}",
-                hint="max E, min E, with C, random or first",
-                argument="preference", expression=text[:200], position=len(word) + 1,
+                fault, hint="max E, min E, with C, random or first",
+                argument="preference", expression=text[:200], position=position,
             )  # fmt: skip
         self._word = word
         self._of = _evaluator(parsed(rest)) if rest.strip() else None
