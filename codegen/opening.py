@@ -67,14 +67,13 @@ _WORK: Final = "jbi_pubsub.codegen.opening:work"
 
 class OpenedSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Result of opening a schema. `documents` are the bundle's, made ready for libxml2, `main` names one of them,
-    `names` says what they were called. `digest` is of the meaning. `seconds` is what compiling takes."""
+    `names` says what they were called. `digest` is of the meaning."""
 
     model: TypeModel
     digest: str
     main: str
     documents: dict[str, bytes]
     names: dict[str, str]
-    seconds: float
 
 
 def opened(bundle: SchemaBundle, most: float = math.inf) -> OpenedSchema:
@@ -119,7 +118,7 @@ def opened(bundle: SchemaBundle, most: float = math.inf) -> OpenedSchema:
         what = one_line(f"{type(exc).__name__}: {exc}")
         raise SchemaError(f"schema {sources.names[sources.main]} can't be read here: {what}", hint=OUR_FAULT) from exc
     name = checked_name(bundle.type.name or draft.marker or draft.root, bundle.type.version)
-    return OpenedSchema(build(draft, name), sources.digest, sources.main, documents, dict(sources.names), seconds)
+    return OpenedSchema(build(draft, name), sources.digest, sources.main, documents, dict(sources.names))
 
 
 def _told_circle(exc: SchemaError, chain: Sequence[str]) -> SchemaError:
