@@ -35,6 +35,7 @@ from jbi_pubsub.core.xpath.language.cost import (
     MAX_COST,
     MAX_SECONDS,
     REFERENCE,
+    USUAL_LITERAL,
     CostBound,
     Extent,
     Sum,
@@ -124,7 +125,7 @@ class Predicate:
         "__weakref__",
         "_affordable",
         "_evaluators",
-        "_longest",
+        "_literal",
         "_shape",
         "_shared",
         "constants",
@@ -144,9 +145,10 @@ class Predicate:
         language: str,
         shape: PredicateShape,
         constants: tuple[str | float, ...],
-        holes: list[str],
+        literal: int,
         shared: Evaluator | None = None,
     ) -> None:
+        """`literal`: length of the longest literal, as the cost takes it."""
         self.expression: Final = expression
         self.namespaces: Final = namespaces
         self.language: Final = language
@@ -157,7 +159,7 @@ class Predicate:
         self.is_lenient = False
         """Whether it counts as true where it can't be decided: for whoever asks again for each part of it."""
         self._shape: Final = shape
-        self._longest: Final = longest(holes)
+        self._literal: Final = literal
         self._shared = shared
         self._affordable = 0
         """Bytes of a document for which an evaluation is known not to cost too much, whatever is in it."""
@@ -196,13 +198,12 @@ class Predicate:
 
     def seconds(self, extent: Extent) -> float:
         """Most that one evaluation takes on a document of that extent."""
-        return self._shape.cost.seconds(extent, self._longest)
+        return self._shape.cost.seconds(extent, self._literal)
 
     def copy(self) -> Predicate:
         """The same, with no errors counted, and none to be counted for others."""
-        holes = ["x" * self._longest]
         made = Predicate(
-            self.expression, self.namespaces, self.language, self._shape, self.constants, holes, self._shared
+            self.expression, self.namespaces, self.language, self._shape, self.constants, self._literal, self._shared
         )
         made.is_lenient = self.is_lenient
         return made
@@ -210,7 +211,7 @@ class Predicate:
     def under(self, evaluator: Evaluator, what: str) -> Predicate:
         """Predicate that `evaluator` decides, with this one and `what` else there is to it: not equal to this one."""
         language = f"{self.language} under {what}"
-        return Predicate(self.expression, self.namespaces, language, self._shape, (), [], evaluator)
+        return Predicate(self.expression, self.namespaces, language, self._shape, (), USUAL_LITERAL, evaluator)
 
     def matches(self, root: Element) -> bool:
         """Whether the predicate is true for the document whose document element is `root`."""
@@ -338,7 +339,7 @@ def compile_predicate(
     constants = shape.plan.constants(holes)
     if constants is None:
         shape, constants = msgspec.structs.replace(shape, plan=_IRREGULAR), ()
-    predicate = Predicate(expression, bound, XPATH, shape, constants, holes)
+    predicate = Predicate(expression, bound, XPATH, shape, constants, longest(holes))
     predicate.is_lenient = most > analysis.MAX_CONJUNCTS
     if not predicate.evaluates:
         return predicate
@@ -457,4 +458,4 @@ def _foreign(expression: str, bound: tuple[tuple[str, str], ...], language: str,
         raise PredicateError(
             f"{argument}: {exc}", hint=f"Language {language}", argument=argument, expression=expression, position=0
         ) from exc
-    return Predicate(expression, bound, language, _FOREIGN, (), [], evaluator)
+    return Predicate(expression, bound, language, _FOREIGN, (), USUAL_LITERAL, evaluator)

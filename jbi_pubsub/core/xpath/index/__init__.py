@@ -1,3 +1,1 @@
 """The predicate index: what of many predicates can be found by keys, and what lxml has to look at."""
-
-from .predicate_index import PredicateIndex as PredicateIndex

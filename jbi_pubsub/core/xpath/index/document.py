@@ -26,7 +26,7 @@ from jbi_pubsub.core.xpath.language.number import number
 from jbi_pubsub.core.xpath.language.terms import Evaluation, Term, Where, is_relative
 
 from .operands import CostLimits, OperandReader
-from .relative import MAX_NODES, NO_STEP, Nodes, UnreadableError
+from .relative import MAX_NODES, NO_STEP, Nodes, Slot, UnreadableError
 from .relative import ReadingStep as Relative
 
 PRESENT: Final = 0
@@ -62,17 +62,15 @@ Compute = Callable[[Values, Many], float]
 
 _STRING: Final = etree.XPath("string()", regexp=False, smart_strings=False)
 
-_Slot = tuple[int, int]
-
 
 class _ElementReadings(msgspec.Struct, frozen=True, eq=False):
     """Readings of an element: slots with their readings, slots of attributes, and children by tag."""
 
-    slots: tuple[_Slot, ...] = ()
-    attributes: tuple[tuple[str, _Slot], ...] = ()
+    slots: tuple[Slot, ...] = ()
+    attributes: tuple[tuple[str, Slot], ...] = ()
     below: dict[Any, _ElementReadings] | None = None
 
-    def having(self, where: Where, slot: _Slot) -> _ElementReadings:
+    def having(self, where: Where, slot: Slot) -> _ElementReadings:
         """This node with a slot added at `where`, relative to it; nothing is changed, only copied along the way."""
         if not where:
             return _ElementReadings((*self.slots, slot), self.attributes, self.below)
@@ -191,7 +189,7 @@ class Layout(msgspec.Struct, frozen=True, eq=False):
             take(self.relative.nodes(root), values, many)
         return values, many
 
-    def at(self, path: Sequence[str]) -> tuple[tuple[_Slot, ...], tuple[tuple[str, _Slot], ...]]:
+    def at(self, path: Sequence[str]) -> tuple[tuple[Slot, ...], tuple[tuple[str, Slot], ...]]:
         """Readings of elements at `path` (tags from the document element down): their slots, and those of their
         attributes."""
         nodes = list(self._nodes(path))
@@ -267,7 +265,7 @@ def _visit(element: Element, node: _ElementReadings, values: Values, many: Many)
                 _fill(child, found.slots, values, many)
 
 
-def _fill(element: Element, slots: tuple[_Slot, ...], values: Values, many: Many) -> None:
+def _fill(element: Element, slots: tuple[Slot, ...], values: Values, many: Many) -> None:
     text: Any = None
     for slot, reading in slots:
         if reading == PRESENT:

@@ -76,11 +76,8 @@ class Celled(Family):
             del self._records[key]
         self.rows -= 1
 
-    def _place(self, bucket: bytes, packed: bytes) -> int:
-        return aligned(bucket, packed)
-
     def _without(self, bucket: bytes, packed: bytes) -> bytes:
-        place = self._place(bucket, packed)
+        place = aligned(bucket, packed)
         self._copies -= 1
         return bucket[:place] + bucket[place + len(packed) :]
 
@@ -98,7 +95,7 @@ class Celled(Family):
         for level in _levels_for(grid, bounds):
             cells = level[3]
             keys = _cell_keys(level, bounds)
-            if self._place(cells.get(keys[0], b""), packed) < 0:
+            if aligned(cells.get(keys[0], b""), packed) < 0:
                 continue
             for cell in keys:
                 rest = self._without(cells[cell], packed)

@@ -12,7 +12,7 @@ What it answers is what lxml answers for each predicate alone, bit for bit; the 
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Hashable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
@@ -214,7 +214,7 @@ class PredicateIndex(Generic[K]):
         self._limbo: deque[tuple[int, int]] = deque()
         self._epoch = 0
         self._active: dict[int, int] = {}
-        self._tallies: dict[int, list[int]] = {}
+        self._tallies: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
 
     def __len__(self) -> int:
         return len(self._placed) + len(self._always)
@@ -301,10 +301,7 @@ class PredicateIndex(Generic[K]):
 
     def count_again(self) -> None:
         """The caller knew the answer of a match: its document was the same as before. It counts as any other."""
-        thread = threading.get_ident()
-        tally = self._tallies.get(thread)
-        if tally is None:
-            tally = self._tallies[thread] = [0, 0, 0, 0]
+        tally = self._tallies[threading.get_ident()]
         tally[0] += 1
         tally[1] += len(self._placed)
 

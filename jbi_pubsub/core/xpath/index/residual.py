@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 
 from jbi_pubsub.core.cache import SizedCache
 from jbi_pubsub.core.xpath.language import conditions
-from jbi_pubsub.core.xpath.predicate import Predicate
 
 from .document import ABSENT_NUMBER, Many, Values
 
@@ -29,13 +28,6 @@ CONDITION_BYTES: Final = 300
 
 Constants = tuple[Any, ...]
 Holds = Callable[[Values, Constants], bool]
-
-
-class Visitor(Protocol):
-    """Visitor in slot 0 of a document's values: who lets lxml decide, at most once per predicate and document."""
-
-    def verifies(self, predicate: Predicate) -> bool:
-        """Whether lxml finds `predicate` true for the document."""
 
 
 class Check(msgspec.Struct, frozen=True, eq=False):
@@ -121,8 +113,8 @@ class Checks:
 
 
 def _verified(values: Values, constants: Constants) -> bool:
-    visitor: Visitor = values[0]
-    return visitor.verifies(constants[-1])
+    """Whether the visit in slot 0, which lets lxml decide once per predicate and document, finds the row's true."""
+    return bool(values[0].verifies(constants[-1]))
 
 
 def _present(values: Values, many: Many, slot: int) -> list[Any]:
