@@ -18,8 +18,10 @@ Rules:
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Generic, TypeVar, TypeVarTuple
+from typing import Final, TypeVar, TypeVarTuple
 
 from jbi_pubsub.core.documents.shape import ANY, ANY_TEXT, EXACT, Particle, Texts, Wildcard
 from jbi_pubsub.core.documents.simple import Facets, UnclearError, builtin_texts, counted
@@ -57,27 +59,22 @@ K = TypeVarTuple("K")
 V = TypeVar("V")
 
 
-class _Memory(Generic[*K, V]):
-    """The answers of a function, a bounded number of them; UnclearError is one as well."""
+def _remembered(ask: Callable[[*K], V]) -> Callable[[*K], V]:
+    """A function whose answers are remembered, a bounded number of them; UnclearError is one as well."""
 
-    def __init__(self, ask: Callable[[*K], V]) -> None:
-        self._ask = ask
-        self._answers: dict[tuple[*K], tuple[V] | None] = {}
+    @functools.lru_cache(MAX_REMEMBERED)
+    def answer(*key: *K) -> tuple[V] | None:
+        with contextlib.suppress(UnclearError):
+            return (ask(*key),)
+        return None
 
-    def __call__(self, *key: *K) -> V:
-        answers = self._answers
-        if key not in answers:
-            try:
-                answer: tuple[V] | None = (self._ask(*key),)
-            except UnclearError:
-                answer = None
-            if len(answers) >= MAX_REMEMBERED:
-                answers = self._answers = {}
-            answers[key] = answer
-        known = answers[key]
+    def answered(*key: *K) -> V:
+        known = answer(*key)
         if known is None:
             raise UnclearError
         return known[0]
+
+    return answered
 
 
 class ElementContent:
@@ -150,12 +147,12 @@ class LeafTypes:
     def __init__(self, documents: Mapping[str, Element], main: str) -> None:
         """`documents` are the schema's, as the bundle holds them; `main` names the one that leads to the others."""
         self._known = GlobalComponents()
-        self._content = _Memory(self._content_of)
-        self._step = _Memory(self._below)
-        self._leaf = _Memory(self._of_element)
-        self._places = _Memory(self._places_of)
-        self._segments = _Memory(self._segments_of)
-        self._attribute = _Memory(self._attribute_of)
+        self._content = _remembered(self._content_of)
+        self._step = _remembered(self._below)
+        self._leaf = _remembered(self._of_element)
+        self._places = _remembered(self._places_of)
+        self._segments = _remembered(self._segments_of)
+        self._attribute = _remembered(self._attribute_of)
         roots = [root for root in documents.values() if root.tag == f"{{{XSD}}}schema"]
         for root in roots:
             space = target_of(root)

@@ -92,16 +92,17 @@ def _literals(parameter: Parameter) -> Iterator[int]:
 
 def _is_exact(conjunct: Conjunct) -> bool:
     """Whether it says the same of each document, whatever occurs twice there."""
-    return not any(each.negated or each.test in (OPAQUE, SINGLE) or isinstance(each.where, Term) for each in conjunct)
+    return all(map(_is_sure, conjunct))
+
+
+def _is_sure(condition: Condition) -> bool:
+    """Whether it follows where its conjunct holds."""
+    return not (condition.negated or condition.test in (OPAQUE, SINGLE) or isinstance(condition.where, Term))
 
 
 def _follows(goal: Conjunct, goal_values: _Values, given: Conjunct, given_values: _Values) -> bool:
     """Whether all conditions of `goal` follow from those of `given` that hold for each document."""
-    sure = [
-        each
-        for each in given
-        if not each.negated and each.test not in (OPAQUE, SINGLE) and not isinstance(each.where, Term)
-    ]
+    sure = list(filter(_is_sure, given))
     return all(any(_implied(wanted, goal_values, each, given_values) for each in sure) for wanted in goal)
 
 
