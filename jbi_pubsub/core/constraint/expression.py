@@ -12,8 +12,9 @@ deep.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Final, NamedTuple
+
+import msgspec
 
 from jbi_pubsub.core.errors import PredicateError
 
@@ -36,44 +37,38 @@ _HEADER: Final = re.compile(r"\$(domain|type|name|qos\.[A-Za-z][A-Za-z0-9_]*)")
 Scalar = str | float | bool
 
 
-@dataclass(frozen=True, slots=True)
-class ConstantTerm:
+class ConstantTerm(msgspec.Struct, frozen=True):
     """A text, number or truth value."""
 
     value: Scalar
 
 
-@dataclass(frozen=True, slots=True)
-class PropertyTerm:
+class PropertyTerm(msgspec.Struct, frozen=True):
     """The value of a property."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Exists:
+class Exists(msgspec.Struct, frozen=True):
     """Whether a property is there, whatever its value."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Not:
+class Not(msgspec.Struct, frozen=True):
     """A negation."""
 
     of: Expression
 
 
-@dataclass(frozen=True, slots=True)
-class Junction:
+class Junction(msgspec.Struct, frozen=True):
     """All of the parts ("and"), or one of them ("or")."""
 
     word: str
     parts: tuple[Expression, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(msgspec.Struct, frozen=True):
     """Two values: == and != of one kind, the others of numbers."""
 
     sign: str
@@ -81,32 +76,28 @@ class Comparison:
     right: Expression
 
 
-@dataclass(frozen=True, slots=True)
-class InclusionTerm:
+class InclusionTerm(msgspec.Struct, frozen=True):
     """Whether a text is in a sequence."""
 
     member: Expression
     sequence: PropertyTerm
 
 
-@dataclass(frozen=True, slots=True)
-class Substring:
+class Substring(msgspec.Struct, frozen=True):
     """Whether a text is in another one."""
 
     part: Expression
     whole: Expression
 
 
-@dataclass(frozen=True, slots=True)
-class Arithmetic:
+class Arithmetic(msgspec.Struct, frozen=True):
     """Terms with + and -, or factors with * and /, from left to right."""
 
     first: Expression
     rest: tuple[tuple[str, Expression], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Negative:
+class Negative(msgspec.Struct, frozen=True):
     """A number below zero."""
 
     of: Expression
