@@ -43,7 +43,7 @@ class KnownDocuments:
 
     def __init__(self, grammar: Grammar) -> None:
         self._grammar = grammar
-        self._stencils: tuple[Stencil, ...] = ()
+        self.stencils: tuple[Stencil, ...] = ()
         self._making = threading.Lock()
         self._samples: deque[bytes] = deque(maxlen=MAX_SAMPLES)
         self._wanted = NOTHING
@@ -51,14 +51,9 @@ class KnownDocuments:
         self._patience, self._patience_to_read = PATIENCE_FIRST, PATIENCE_TO_READ
         self._tried = False
 
-    @property
-    def stencils(self) -> tuple[Stencil, ...]:
-        """There are now."""
-        return self._stencils
-
     def trace(self, metadata: bytes) -> Traced | None:
         """The document, if it is like known ones."""
-        stencils = self._stencils
+        stencils = self.stencils
         written = plain(metadata) if stencils else None
         if written is None:
             return None
@@ -85,7 +80,7 @@ class KnownDocuments:
 
     def _learn(self, last: bytes) -> None:
         """Make stencils of the last documents; wait longer for the next time if the last try was of little use."""
-        fitted = sum(stencil.fitted for stencil in self._stencils)
+        fitted = sum(stencil.fitted for stencil in self.stencils)
         is_useful = not self._tried or fitted >= self._parsed
         self._patience = PATIENCE_FIRST if is_useful else min(2 * self._patience, PATIENCE_MOST)
         samples = [last, *self._samples]
@@ -97,8 +92,8 @@ class KnownDocuments:
     def learn(self, samples: Iterable[bytes], weight: float = 1.0) -> None:
         """Make stencils of good documents, each of which stands for `weight` of its kind. Of more kinds than there is
         room for the commonest have one."""
-        known = {id(stencil.shape): stencil for stencil in self._stencils}
-        kinds = [(stencil.shape, float(stencil.fitted)) for stencil in self._stencils]
+        known = {id(stencil.shape): stencil for stencil in self.stencils}
+        kinds = [(stencil.shape, float(stencil.fitted)) for stencil in self.stencils]
         for sample in samples:
             try:
                 _merge(seen(sample, parse_metadata(sample), self._grammar), weight, kinds)
@@ -113,7 +108,7 @@ class KnownDocuments:
                 continue  # it would be too large, or too deep
         for stencil in made:
             stencil.fitted = 0
-        self._stencils = tuple(made)
+        self.stencils = tuple(made)
 
     def _read_more(self, missing: WantedParts) -> None:
         """Have more told of documents that are known."""
@@ -122,7 +117,7 @@ class KnownDocuments:
         try:
             self._patience_to_read = min(2 * self._patience_to_read, PATIENCE_MOST)
             self._wanted |= missing
-            self._stencils = tuple(map(self._wanting, self._stencils))
+            self.stencils = tuple(map(self._wanting, self.stencils))
         finally:
             self._making.release()
 

@@ -64,11 +64,6 @@ class SimpleValue(NamedTuple):
     builtin: str = ""
     allowed: tuple[str, ...] = ()
 
-    @property
-    def is_never_number(self) -> bool:
-        """Whether no text of it is a number to XPath."""
-        return self.builtin in NEVER_NUMBERS
-
 
 class NodeContent:
     """Children and attributes that elements of one declaration can have. `is_open`: also children that are not

@@ -225,10 +225,11 @@ class Stencil:
 class Traced:
     """A document that fits a stencil; parsed only if somebody asks for its `root`. One thread at a time."""
 
-    __slots__ = ("_data", "_found", "_root", "_stencil")
+    __slots__ = ("_data", "_found", "_root", "stencil")
 
     def __init__(self, stencil: Stencil, data: bytes, found: re.Match[bytes]) -> None:
-        self._stencil = stencil
+        """`stencil`: the one that it fits."""
+        self.stencil: Final = stencil
         self._data = data
         self._found = found
         self._root: Element | None = None
@@ -246,19 +247,14 @@ class Traced:
         return len(self._data)
 
     @property
-    def stencil(self) -> Stencil:
-        """The one that it fits."""
-        return self._stencil
-
-    @property
     def invariants(self) -> Invariants:
         """The stencil's number and what is invariant: equal for two documents only if they tell the same of the
         registration."""
-        return self._stencil.invariants(self._found)
+        return self.stencil.invariants(self._found)
 
     def read(self, layout: Layout) -> tuple[Values, Many]:
         """As `layout.read(root)`."""
-        reader = self._stencil.reader(layout)
+        reader = self.stencil.reader(layout)
         if reader is None:
             return layout.read(self.root)
         values = layout.blank.copy()

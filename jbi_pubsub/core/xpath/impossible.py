@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from jbi_pubsub.core.documents.outline import ANYTHING, DOCUMENT, TEXT, SchemaNode, SchemaOutline
+from jbi_pubsub.core.documents.outline import ANYTHING, DOCUMENT, NEVER_NUMBERS, TEXT, SchemaNode, SchemaOutline
 from jbi_pubsub.core.documents.simple import UnclearError
 from jbi_pubsub.core.errors import PredicateError
 from jbi_pubsub.core.near import near_name
@@ -262,7 +262,7 @@ class _Judge:
     def _is_no_number(self, value: _Value) -> bool:
         """Whether it, or each node of it, is no number in any document."""
         if value.nodes is not None:
-            return all(self._outline.value(node).is_never_number for node in value.nodes)
+            return all(self._outline.value(node).builtin in NEVER_NUMBERS for node in value.nodes)
         constant = value.constant
         return constant is not None and math.isnan(number(constant) if isinstance(constant, str) else constant)
 
