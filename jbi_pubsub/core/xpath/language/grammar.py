@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -235,27 +235,15 @@ def check_namespaces(namespaces: Mapping[str, str], expression: str, argument: s
             )
 
 
-class Parsed(msgspec.Struct, frozen=True, eq=False):
-    """The tree of an expression; its literals and numbers as written, left to right; what stands between these in the
-    text that lxml is to evaluate, if that is not the expression as written; `text_of` a part of the tree as written,
-    `pieces_of` what of it stands between literals in the text for lxml, and their numbers."""
-
-    tree: Expression
-    holes: list[str]
-    between: tuple[str, ...]
-    text_of: Callable[[Expression], str]
-    pieces_of: Callable[[Expression], tuple[tuple[str, ...], range]]
-
-
 def parse(expression: str, namespaces: Mapping[str, str], argument: str) -> Parsed:
     """Raises PredicateError with the position (in characters, from 0) of the fault."""
-    parser = _Parser(expression, namespaces, argument)
-    tree = parser.tree()
-    between = parser.pieces_of(None)[0] if parser.shortened else ()
-    return Parsed(tree, parser.holes, between, parser.text_of, parser.pieces_of)
+    return Parsed(expression, namespaces, argument)
 
 
-class _Parser:
+class Parsed:
+    """An expression that was read: `tree`; its literals and numbers as written, left to right (`holes`); what stands
+    `between` these in the text that lxml is to evaluate, if that is not the expression as written."""
+
     def __init__(self, text: str, namespaces: Mapping[str, str], argument: str) -> None:
         self._text = text
         self._namespaces = namespaces
@@ -264,27 +252,26 @@ class _Parser:
         self._depth = 0
         self._joined = 0
         self._spans: dict[int, tuple[int, int]] = {}
-        self.shortened: list[int] = []
+        self._shortened: list[int] = []
         self._hole_places: list[int] = []
         self._at = 0
         self._kinds: list[str] = []
         self._lexemes: list[str] = []
         self._powers: list[int] = []
         self._scan()
-
-    def tree(self) -> Expression:
-        tree = self._expression(1)
+        self.tree: Final = self._expression(1)
         if self._kinds[self._at] != "end":
             raise self._fault("unexpected " + repr(self._lexemes[self._at]))
-        return tree
+        self.between: Final = self.pieces_of(None)[0] if self._shortened else ()
 
     def pieces_of(self, part: Expression | None) -> tuple[tuple[str, ...], range]:
-        """Text of a part, or of the whole, between its holes, and their numbers. `//name[...]` without a position is
-        `/descendant::name[...]` there: libxml2 then visits elements alone, in document order, with nothing to sort."""
+        """Text for lxml of a part, or of the whole, between its holes, and their numbers. `//name[...]` without a
+        position is `/descendant::name[...]` there: libxml2 then visits elements alone, in document order, with nothing
+        to sort."""
         begin, end = self._spans[id(part)] if part is not None else (0, len(self._lexemes))
         written = zip(self._lexemes[begin:end], self._powers[begin:end], strict=True)
         lexemes = ["*" if power and lexeme == "multiply" else lexeme for lexeme, power in written]
-        for at in (divider - begin for divider in self.shortened if begin <= divider < end):
+        for at in (divider - begin for divider in self._shortened if begin <= divider < end):
             lexemes[at] = "/descendant::"
             if lexemes[at + 1 : at + 3] == ["child", "::"]:
                 lexemes[at + 1 : at + 3] = ["", ""]
@@ -454,7 +441,7 @@ class _Parser:
         step = self._step()
         if step.axis != "child" or not all(map(_is_no_position, step.predicates)):
             return _ANY_DEPTH, step
-        self.shortened.append(divider)
+        self._shortened.append(divider)
         return (LocationStep("descendant", step.test, step.predicates),)
 
     def _step_begins(self) -> bool:
