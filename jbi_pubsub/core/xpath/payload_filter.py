@@ -11,7 +11,6 @@ Rules:
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -25,16 +24,19 @@ from jbi_pubsub.core.xpath.language.cost import (
     MAX_SECONDS_OF_BYTE,
     MAX_SECONDS_OF_FILTER,
     MAX_SECONDS_OF_FILTERS,
-    REFERENCE,
-    CostBound,
-    Extent,
     exact_extent,
     longest,
     rough_extent,
     size_of,
 )
 from jbi_pubsub.core.xpath.language.grammar import check_text
-from jbi_pubsub.core.xpath.predicate import FOREIGN_ERRORS, MAX_THREADS, NO_NAMESPACES, analysed, compiled_xpath
+from jbi_pubsub.core.xpath.predicate import (
+    FOREIGN_ERRORS,
+    NO_NAMESPACES,
+    EvaluatedExpression,
+    PredicateShape,
+    analysed,
+)
 
 MAX_SELECTION_BYTES: Final = MAX_XML_PAYLOAD_BYTES
 """A selection of nested nodes repeats them; it may not grow beyond what a payload may be."""
@@ -61,28 +63,21 @@ NOTHING: Final = Selection(SELECTION_BEGIN + _CLOSE, 0)
 """The selection that holds nothing."""
 
 
-class PayloadFilter:
-    """A filter over payloads. Immutable but for its error counter; any thread may use it.
+class PayloadFilter(EvaluatedExpression):
+    """A filter over payloads.
 
     Filters with equal text and namespaces are equal, and those from `compile_filter` are one object: what one of them
-    selects from a payload, the others do. `errors` counts the evaluations that failed, `last_error` says why the last
-    one did.
+    selects from a payload, the others do.
     """
 
+    __slots__ = ("_holes",)
+
     def __init__(
-        self, expression: str, namespaces: tuple[tuple[str, str], ...], evaluated: str, cost: CostBound, literal: int
+        self, expression: str, namespaces: tuple[tuple[str, str], ...], shape: PredicateShape, holes: list[str]
     ) -> None:
-        """`evaluated` is what lxml evaluates for it, `literal` the length of its longest literal as the cost takes
-        it."""
-        self.expression: Final = expression
-        self.namespaces: Final = namespaces
-        self.errors = 0
-        self.last_error = ""
-        self._evaluated: Final = evaluated
-        self._cost: Final = cost
-        self._literal: Final = literal
-        self._evaluators: dict[int, etree.XPath] = {}
-        self._tally: Final = threading.Lock()
+        """`holes`: its literals as written."""
+        super().__init__(expression, namespaces, shape, longest(holes))
+        self._holes: Final = holes
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, PayloadFilter):
@@ -92,18 +87,9 @@ class PayloadFilter:
     def __hash__(self) -> int:
         return hash((self.expression, self.namespaces))
 
-    @property
-    def cost(self) -> float:
-        """Most that one evaluation takes, in seconds on a document of cost.py's REFERENCE."""
-        return self.seconds(REFERENCE)
-
-    def seconds(self, extent: Extent) -> float:
-        """Most that one evaluation takes on a payload of that extent."""
-        return self._cost.seconds(extent, self._literal)
-
     def copy(self) -> PayloadFilter:
         """The same, with no errors counted, and none to be counted for others."""
-        return PayloadFilter(self.expression, self.namespaces, self._evaluated, self._cost, self._literal)
+        return PayloadFilter(self.expression, self.namespaces, self._shape, self._holes)
 
     def apply(self, payload: Element, size: int = 0) -> Selection:
         """The parts of the document with document element `payload` that the filter selects. `size`: its bytes, if
@@ -115,7 +101,7 @@ class PayloadFilter:
             result = self._compiled()(payload)
             return self._written(result if isinstance(result, list) else [result])
         except FOREIGN_ERRORS as exc:
-            return self._failed(str(exc) or type(exc).__name__)
+            return self._nothing(exc)
 
     def _written(self, parts: list[Selected]) -> Selection:
         pieces, size = [SELECTION_BEGIN], 0
@@ -124,26 +110,19 @@ class PayloadFilter:
             if isinstance(part, etree._Element) and part.getparent() is not around:
                 around = part.getparent()
                 if around is not None and len(around.nsmap) > MAX_NAMESPACES:
-                    return self._failed(f"selects a part within more than {MAX_NAMESPACES} namespaces")
+                    return self._nothing(f"selects a part within more than {MAX_NAMESPACES} namespaces")
             piece = _piece(part)
             size += len(piece)
             if size > MAX_SELECTION_BYTES:
-                return self._failed(f"selects more than {MAX_SELECTION_BYTES} bytes")
+                return self._nothing(f"selects more than {MAX_SELECTION_BYTES} bytes")
             pieces.append(piece)
         return Selection(b"".join([*pieces, _CLOSE]), len(parts))
 
-    def _compiled(self) -> etree.XPath:
-        found = self._evaluators.get(threading.get_ident())
-        if found is None:
-            if len(self._evaluators) >= MAX_THREADS:
-                self._evaluators = {}
-            found = self._evaluators[threading.get_ident()] = compiled_xpath(self._evaluated, dict(self.namespaces))
-        return found
+    def _text(self) -> str:
+        return self._shape.evaluated(self.expression, self._holes)
 
-    def _failed(self, reason: str) -> Selection:
-        with self._tally:
-            self.errors += 1
-            self.last_error = reason
+    def _nothing(self, reason: object) -> Selection:
+        self.failed(reason)
         return NOTHING
 
 
@@ -156,9 +135,7 @@ def compile_filter(
     known = _known.find(key)
     if known is not None:
         return known
-    shape, holes = analysed(expression, namespaces, argument, is_filter=True)
-    evaluated = shape.evaluated(expression, holes)
-    return _known.one(key, PayloadFilter(*key, evaluated, shape.cost, longest(holes)))
+    return _known.one(key, PayloadFilter(*key, *analysed(expression, namespaces, argument, is_filter=True)))
 
 
 _known: InUse[tuple[str, tuple[tuple[str, str], ...]], PayloadFilter] = InUse()
@@ -182,9 +159,9 @@ def select(filters: Iterable[PayloadFilter], payload: Element, size: int = 0) ->
         seconds = each.seconds(extent)
         spent += seconds
         if seconds > MAX_SECONDS_OF_FILTER + extra:
-            found[each] = each._failed(f"may take more than {MAX_SECONDS_OF_FILTER + extra:.2g} s on this payload")
+            found[each] = each._nothing(f"may take more than {MAX_SECONDS_OF_FILTER + extra:.2g} s on this payload")
         elif spent > MAX_SECONDS_OF_FILTERS + extra:
-            found[each] = each._failed("the filters of this payload may take too long together")
+            found[each] = each._nothing("the filters of this payload may take too long together")
         else:
             found[each] = each._apply(payload)
     return found

@@ -16,6 +16,7 @@ import contextlib
 import functools
 import itertools
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
 from typing import Final, cast
 
@@ -113,30 +114,63 @@ Identity = tuple[str, tuple[tuple[str, str], ...], str]
 """Expression, namespaces and language."""
 
 
-class Predicate:
-    """A condition over metadata. Immutable but for its error counter; any thread may use it.
+class EvaluatedExpression(ABC):
+    """An expression that lxml evaluates. Immutable but for its error counter; any thread may use it.
 
-    `expression`, `namespaces` (prefix and URI, sorted) and `language` are as given. `errors` counts the evaluations
-    that failed, `last_error` says why the last one did. Equal predicates that lxml evaluates are one object. It locks a
-    compiled expression while it is evaluated, so each thread compiles its own copy on first use (3 us).
+    `expression` and `namespaces` (prefix and URI, sorted) are as given. `errors` counts the evaluations that failed,
+    `last_error` says why the last one did. lxml locks a compiled expression while it is evaluated, so each thread
+    compiles its own copy on first use (3 us).
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_affordable",
-        "_evaluators",
-        "_literal",
-        "_shape",
-        "_shared",
-        "constants",
-        "errors",
-        "expression",
-        "is_lenient",
-        "language",
-        "last_error",
-        "namespaces",
-        "plan",
-    )
+    __slots__ = ("__weakref__", "_evaluators", "_literal", "_shape", "errors", "expression", "last_error", "namespaces")
+
+    def __init__(
+        self, expression: str, namespaces: tuple[tuple[str, str], ...], shape: PredicateShape, literal: int
+    ) -> None:
+        """`literal`: length of the longest literal, as the cost takes it."""
+        self.expression: Final = expression
+        self.namespaces: Final = namespaces
+        self.errors = 0
+        self.last_error = ""
+        self._shape: Final = shape
+        self._literal: Final = literal
+        self._evaluators: dict[int, etree.XPath] | None = None
+
+    @property
+    def cost(self) -> float:
+        """Most that one evaluation takes, in seconds on a document of cost.py's REFERENCE."""
+        return self.seconds(REFERENCE)
+
+    def seconds(self, extent: Extent) -> float:
+        """Most that one evaluation takes on a document of that extent."""
+        return self._shape.cost.seconds(extent, self._literal)
+
+    def failed(self, reason: object) -> None:
+        """Count an evaluation that failed, and keep why."""
+        with _tally:
+            self.errors += 1
+            self.last_error = str(reason) or type(reason).__name__
+
+    def _compiled(self) -> etree.XPath:
+        """This thread's copy; what it raises is one of FOREIGN_ERRORS."""
+        return (self._evaluators or {}).get(threading.get_ident()) or self._compile()
+
+    def _compile(self) -> etree.XPath:
+        compiled = compiled_xpath(self._text(), dict(self.namespaces))
+        if self._evaluators is None or len(self._evaluators) >= MAX_THREADS:
+            self._evaluators = {}
+        self._evaluators[threading.get_ident()] = compiled
+        return compiled
+
+    @abstractmethod
+    def _text(self) -> str:
+        """Text that lxml evaluates."""
+
+
+class Predicate(EvaluatedExpression):
+    """A condition over metadata, in a `language`. Equal predicates that lxml evaluates are one object."""
+
+    __slots__ = ("_affordable", "_shared", "constants", "is_lenient", "language", "plan")
 
     def __init__(
         self,
@@ -148,22 +182,16 @@ class Predicate:
         literal: int,
         shared: Evaluator | None = None,
     ) -> None:
-        """`literal`: length of the longest literal, as the cost takes it."""
-        self.expression: Final = expression
-        self.namespaces: Final = namespaces
+        """`shared`: what decides it, if that is not lxml."""
+        super().__init__(expression, namespaces, shape, literal)
         self.language: Final = language
         self.plan: Final = shape.plan
         self.constants: Final = constants
-        self.errors = 0
-        self.last_error = ""
         self.is_lenient = False
         """Whether it counts as true where it can't be decided: for whoever asks again for each part of it."""
-        self._shape: Final = shape
-        self._literal: Final = literal
         self._shared = shared
         self._affordable = 0
         """Bytes of a document for which an evaluation is known not to cost too much, whatever is in it."""
-        self._evaluators: dict[int, etree.XPath] | None = None
 
     def __repr__(self) -> str:
         return f"<Predicate {self.expression!r}>"
@@ -190,15 +218,6 @@ class Predicate:
         plan = self.plan
         shares = conditions.shares_of(plan, tuple([self.constants[number] for number in plan.fixed]))
         return Charge(self.identity, CHARGED * self.cost, shares, plan.is_shared)
-
-    @property
-    def cost(self) -> float:
-        """Most that one evaluation takes, in seconds on a document of cost.py's REFERENCE."""
-        return self.seconds(REFERENCE)
-
-    def seconds(self, extent: Extent) -> float:
-        """Most that one evaluation takes on a document of that extent."""
-        return self._shape.cost.seconds(extent, self._literal)
 
     def copy(self) -> Predicate:
         """The same, with no errors counted, and none to be counted for others."""
@@ -237,28 +256,15 @@ class Predicate:
 
     def evaluator(self) -> Evaluator:
         """This thread's compiled copy; what it raises is one of FOREIGN_ERRORS."""
-        if self._shared is not None:
-            return self._shared
-        return (self._evaluators or {}).get(threading.get_ident()) or self._compile()
+        return self._compiled() if self._shared is None else self._shared
 
     def too_costly(self) -> OversizeError:
         """Why it was not evaluated."""
         return OversizeError(f"may take more than {MAX_SECONDS:g} s on this document", limit=MAX_SECONDS)
 
-    def failed(self, reason: Exception) -> None:
-        """Count an evaluation that failed, and keep why."""
-        with _tally:
-            self.errors += 1
-            self.last_error = str(reason) or type(reason).__name__
-
-    def _compile(self) -> etree.XPath:
+    def _text(self) -> str:
         before, behind = self._shape.frame
-        evaluated = self._shape.evaluated(self.expression, analysis.skeleton(self.expression)[1])
-        compiled = compiled_xpath(before + evaluated + behind, dict(self.namespaces))
-        if self._evaluators is None or len(self._evaluators) >= MAX_THREADS:
-            self._evaluators = {}
-        self._evaluators[threading.get_ident()] = compiled
-        return compiled
+        return before + self._shape.evaluated(self.expression, analysis.skeleton(self.expression)[1]) + behind
 
 
 def compiled_xpath(expression: str, namespaces: Mapping[str, str]) -> etree.XPath:
