@@ -109,7 +109,10 @@ def name_fields(naming: Naming) -> None:
     for shape in shapes.values():
         families.setdefault(_top(shape, shapes), {}).update((leaf.tag, leaf) for leaf in shape.leaves)
     for top, leaves in families.items():
-        names = unique({tag: _field_spellings(tag, prefixes) for tag in leaves}, {t: _at(leaves[t]) for t in leaves})
+        names = unique(
+            {tag: _field_spellings(tag, prefixes) for tag in leaves},
+            {t: f"{t} at {leaf.place}" for t, leaf in leaves.items()},
+        )
         naming.fields.update(((top, tag), name) for tag, name in names.items())
 
 
@@ -216,10 +219,6 @@ def _marked(name: str, *key: str) -> str:
 
 def _distinct(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(names))
-
-
-def _at(leaf: Leaf) -> str:
-    return f"{leaf.tag} at {leaf.place}"
 
 
 def _lineage(shape: ElementShape, shapes: Mapping[Key, ElementShape]) -> list[ElementShape]:

@@ -44,11 +44,11 @@ _ZONE: Final = r"(Z|[+-](?:0\d|1[0-3]):[0-5]\d|[+-]14:00)?"
 _DECIMAL: Final = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)", re.ASCII)
 _INTEGER: Final = re.compile(r"[+-]?\d+", re.ASCII)
 _FLOAT: Final = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?|-?INF|NaN", re.ASCII)
-_DATE_TIME: Final = re.compile(
-    r"(-?)(\d{4,9})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)(\.\d+)?" + _ZONE, re.ASCII
-)  # nine year digits: beyond, even the Gyr of astronomy would not help
-_DATE: Final = re.compile(r"(-?\d{4,9}-\d\d-\d\d)" + _ZONE, re.ASCII)
-_TIME: Final = re.compile(r"(\d\d:\d\d:\d\d(?:\.\d+)?)" + _ZONE, re.ASCII)
+_DAY: Final = r"(-?\d{4,9})-(\d\d)-(\d\d)"  # nine year digits: beyond, even the Gyr of astronomy would not help
+_CLOCK: Final = r"(\d\d):(\d\d):(\d\d)(\.\d+)?"
+_DATE_TIME: Final = re.compile(f"{_DAY}T{_CLOCK}{_ZONE}", re.ASCII)
+_DATE: Final = re.compile(_DAY + _ZONE, re.ASCII)
+_TIME: Final = re.compile(_CLOCK + _ZONE, re.ASCII)
 _DURATION: Final = re.compile(
     r"(-?)P(?=\d|T\d)(?:(\d{1,9})Y)?(?:(\d{1,9})M)?(?:(\d{1,9})D)?(?:T(?=\d)(?:(\d{1,9})H)?(?:(\d{1,9})M)?(?:(\d{1,9}(?:\.\d{1,12})?)S)?)?",
     re.ASCII,
@@ -205,7 +205,7 @@ def _of_atom(text: str, builtin: str, namespaces: Namespaces | None) -> str:
         return _qname(text, builtin, namespaces)
     if builtin in _GREGORIAN:
         found = _match(_GREGORIAN[builtin], text, builtin)
-        return found[1] + _zone_text(found[2])
+        return found[1] + (_zone_of(_minutes(found[2])) if found[2] else "")
     reader = _READERS.get(builtin)
     return reader(text) if reader else text  # string, normalizedString, token, anyURI, anySimpleType
 
@@ -245,26 +245,23 @@ def _number(text: str, builtin: str) -> float:
 
 
 def _date_time(text: str) -> str:
-    sign, year, month, day, hour, minute, second, fraction, zone = _match(_DATE_TIME, text, "dateTime").groups()
-    clock = _instant(f"{sign}{year}", month, day, hour, minute, second, fraction or "", _minutes(zone))
-    return clock + (_tail(fraction)) + ("Z" if zone else "")
+    year, month, day, hour, minute, second, fraction, zone = _match(_DATE_TIME, text, "dateTime").groups()
+    clock = _instant(year, month, day, hour, minute, second, fraction or "", _minutes(zone))
+    return clock + _tail(fraction) + ("Z" if zone else "")
 
 
 def _date(text: str) -> str:
     """Canonical: the first moment of the day in UTC, with the recoverable time zone (part 2, section 3.2.9.2)."""
-    day, zone = _match(_DATE, text, "date").groups()
-    year, month, of_month = day.rsplit("-", 2)
+    year, month, day, zone = _match(_DATE, text, "date").groups()
     offset = _minutes(zone)
     moved = offset - 1440 if offset > 720 else offset + 1440 if offset <= -720 else offset
-    shown = _instant(year, month, of_month, "00", "00", "00", "", offset - moved).partition("T")[0]
+    shown = _instant(year, month, day, "00", "00", "00", "", offset - moved).partition("T")[0]
     return shown + (_zone_of(moved) if zone else "")
 
 
 def _time(text: str) -> str:
-    clock, zone = _match(_TIME, text, "time").groups()
-    hour, minute, second = clock.split(":")
-    whole, _, fraction = second.partition(".")
-    shown = _instant("2000", "01", "02", hour, minute, whole, f".{fraction}" if fraction else "", _minutes(zone))
+    hour, minute, second, fraction, zone = _match(_TIME, text, "time").groups()
+    shown = _instant("2000", "01", "02", hour, minute, second, fraction or "", _minutes(zone))
     return shown.partition("T")[2] + _tail(fraction) + ("Z" if zone else "")
 
 
@@ -299,10 +296,6 @@ def _minutes(zone: str | None) -> int:
 
 def _zone_of(minutes: int) -> str:
     return f"{'-' if minutes < 0 else '+'}{abs(minutes) // 60:02d}:{abs(minutes) % 60:02d}" if minutes else "Z"
-
-
-def _zone_text(zone: str | None) -> str:
-    return _zone_of(_minutes(zone)) if zone else ""
 
 
 def _duration(text: str) -> str:

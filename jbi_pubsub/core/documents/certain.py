@@ -377,15 +377,13 @@ class LeafTypes:
             if child is None:
                 continue
             local = str(child.tag).rpartition("}")[2]
-            if local in ("attribute", "anyAttribute"):
+            if local in ("attribute", "anyAttribute", "restriction"):
                 raise UnclearError
             inside: Element | None = None
             if local in ("simpleContent", "complexContent", "extension"):
                 inside = child
             elif local == "attributeGroup":
                 inside = self._known.find("attributeGroup", clark(child, child.get("ref", "")))
-            elif local == "restriction":
-                raise UnclearError
             found = None if inside is None else self._declared(inside, name, depth - 1)
             if found is not None:
                 return found

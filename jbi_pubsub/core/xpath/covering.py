@@ -51,7 +51,8 @@ def covers(wide: Predicate, narrow: Predicate) -> bool:
         return False
     if wide.plan is narrow.plan and wide.namespaces == narrow.namespaces:
         return _is_looser(wide, narrow)
-    if wide.plan.is_opaque or not all(map(_is_exact, wide.plan.conjuncts)) or not narrow.plan.conjuncts:
+    is_exact = all(_is_sure(each) for conjunct in wide.plan.conjuncts for each in conjunct)
+    if wide.plan.is_opaque or not is_exact or not narrow.plan.conjuncts:
         return False
     return all(
         any(_follows(goal, wide.constants, given, narrow.constants) for goal in wide.plan.conjuncts)
@@ -90,13 +91,8 @@ def _literals(parameter: Parameter) -> Iterator[int]:
             yield moved.hole
 
 
-def _is_exact(conjunct: Conjunct) -> bool:
-    """Whether it says the same of each document, whatever occurs twice there."""
-    return all(map(_is_sure, conjunct))
-
-
 def _is_sure(condition: Condition) -> bool:
-    """Whether it follows where its conjunct holds."""
+    """Whether it says the same of each document, whatever occurs twice there: then it follows from its conjunct."""
     return not (condition.negated or condition.test in (OPAQUE, SINGLE) or isinstance(condition.where, Term))
 
 
