@@ -314,7 +314,10 @@ class Binder:
         values: list[str | None] = [None] * len(node.fields)
         at = len(found)
         self._ask_attributes(element, node, what, values)
-        self._ask_text(element, node, what, values)
+        if node.text is not None:
+            values[node.text.at] = self._wanted(element, node.text, what)
+        elif (element.text or "").strip() or any((child.tail or "").strip() for child in element):
+            self._refuse(what, element, "has text where no invariant value is", _ASK_VARIANT)
         seen: set[str] = set()
         for child in element.iterchildren("*"):
             tag = str(child.tag)
@@ -343,18 +346,12 @@ class Binder:
             else:
                 self._refuse(what, element, f"has the attribute {name}, which the schema does not know", _ASK_KNOWN)
 
-    def _ask_text(self, element: Element, node: Node, what: str, values: list[str | None]) -> None:
-        if node.text is not None:
-            values[node.text.at] = self._wanted(element, node.text, what)
-        elif (element.text or "").strip() or any((child.tail or "").strip() for child in element):
-            self._refuse(what, element, "has text where no invariant value is", _ASK_VARIANT)
-
     def _wanted(self, element: Element, slot: Slot, what: str) -> str | None:
         text = self._joined(element, what)
         return self._canonical(text, slot, element, what) if text.strip() else None
 
     def _check_known(self, element: Element, node: Node, what: str) -> None:
-        """EntryMemory documents need not be valid (the variant part may be missing), but have no strangers."""
+        """Documents of registrations need not be valid (the variant part may be missing), but have no strangers."""
         node = actual(element, node)
         for child in element.iterchildren("*"):
             tag = str(child.tag)
