@@ -24,8 +24,8 @@ import msgspec
 from lxml import etree
 
 from jbi_pubsub.core.cache import Cache
-from jbi_pubsub.core.documents.known import KnownDocuments
-from jbi_pubsub.core.documents.shape import EXACT, AnyDocument, Particle
+from jbi_pubsub.core.documents.known import AnyDocument, KnownDocuments
+from jbi_pubsub.core.documents.shape import EXACT, Particle
 from jbi_pubsub.core.documents.stencil import Stencil, Traced
 from jbi_pubsub.core.errors import JbiError
 from jbi_pubsub.core.xml import Element, parse_metadata

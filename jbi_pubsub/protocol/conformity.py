@@ -72,7 +72,7 @@ class _Unvalidated(AnyDocument):
         self._gate = gate
 
     def is_invariant(self, path: Sequence[str]) -> bool:
-        """What the gate says."""
+        """Whether the gate says so."""
         return self._gate.is_invariant(path)
 
 

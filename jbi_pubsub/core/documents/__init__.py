@@ -1,7 +1,7 @@
 """Documents that are known without being parsed, since good ones like them have been seen."""
 
-from .known import KnownDocuments, known_documents
-from .shape import ANY, ANY_TEXT, EXACT, AnyDocument, Grammar, Particle, Texts
+from .known import AnyDocument, KnownDocuments, known_documents
+from .shape import ANY, ANY_TEXT, EXACT, Grammar, Particle, Texts
 from .stencil import Invariants, Stencil, Traced
 
 __all__ = [

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Final
 
 from jbi_pubsub.core.cache import InUse
 from jbi_pubsub.core.documents.plain import plain
-from jbi_pubsub.core.documents.shape import DifferError, DocumentShape, Grammar, seen
+from jbi_pubsub.core.documents.shape import ANY, ANY_TEXT, DifferError, DocumentShape, Grammar, Particle, Texts, seen
 from jbi_pubsub.core.documents.stencil import NOTHING, Stencil, Traced, WantedParts
 from jbi_pubsub.core.xml import parse_metadata
 
@@ -35,6 +35,26 @@ PATIENCE_FIRST: Final = 50
 PATIENCE_TO_READ: Final = 8
 """Documents that are parsed for predicates before a stencil is made that tells what they read."""
 PATIENCE_MOST: Final = 1 << 20
+
+
+class AnyDocument:
+    """Grammar of documents that are not validated: anything goes, and nothing is invariant."""
+
+    def texts(self, path: Sequence[str]) -> Texts | None:  # noqa: ARG002 - of any leaf
+        """Any."""
+        return ANY_TEXT
+
+    def attribute(self, path: Sequence[str], name: str) -> Texts | None:  # noqa: ARG002 - of any element
+        """Any."""
+        return ANY_TEXT
+
+    def content(self, path: Sequence[str], tags: Sequence[str]) -> Particle | None:  # noqa: ARG002 - as above
+        """Any."""
+        return ANY
+
+    def is_invariant(self, path: Sequence[str]) -> bool:  # noqa: ARG002 - of no element
+        """Nothing is."""
+        return False
 
 
 class KnownDocuments:

@@ -157,26 +157,6 @@ class Grammar(Protocol):
         ...
 
 
-class AnyDocument:
-    """Grammar of documents that are not validated: anything goes, and nothing is invariant."""
-
-    def texts(self, path: Sequence[str]) -> Texts | None:  # noqa: ARG002 - of any leaf
-        """Any."""
-        return ANY_TEXT
-
-    def attribute(self, path: Sequence[str], name: str) -> Texts | None:  # noqa: ARG002 - of any element
-        """Any."""
-        return ANY_TEXT
-
-    def content(self, path: Sequence[str], tags: Sequence[str]) -> Particle | None:  # noqa: ARG002 - as above
-        """Any."""
-        return ANY
-
-    def is_invariant(self, path: Sequence[str]) -> bool:  # noqa: ARG002 - of no element
-        """Nothing is."""
-        return False
-
-
 class DifferError(Exception):
     """Two documents can't have one shape, or a document none."""
 
