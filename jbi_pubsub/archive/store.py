@@ -6,7 +6,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Protocol
 
 from jbi_pubsub.archive.pack import AWAKE_MOST, Awake, Pack
 from jbi_pubsub.archive.volume import LogVolume, Record
@@ -18,57 +17,8 @@ LOG, PACKS = "log", "packs"
 """Folders of an archive."""
 
 
-class Volume(Protocol):
-    """A file of the log, or a pack. One thread at a time."""
-
-    @property
-    def path(self) -> Path:
-        """Where it is."""
-        ...
-
-    @property
-    def first(self) -> int:
-        """Position that it begins with, or would."""
-        ...
-
-    @property
-    def previous(self) -> int:
-        """The last one before it."""
-        ...
-
-    @property
-    def last(self) -> int:
-        """Position of its last object, `previous` if it never had one."""
-        ...
-
-    @property
-    def count(self) -> int:
-        """Objects that are there."""
-        ...
-
-    def troubles(self, after: int = ..., up_to: int = ...) -> list[str]:
-        """Messages about what could not be read between two positions."""
-        ...
-
-    def refresh(self, up_to: int) -> int:
-        """Learn what has come, as far as that position, which is on disk; how many objects."""
-        ...
-
-    def read(self, after: int, up_to: int, *, newest_first: bool = False) -> Iterator[Record]:
-        """Objects above one position and not above another."""
-        ...
-
-    def get(self, positions: Sequence[int]) -> Iterator[Record]:
-        """Objects by position, in that order; those that are not here are left out."""
-        ...
-
-    def metadata(self, positions: Sequence[int]) -> Iterator[Record]:
-        """The same, but of each object's bytes no more than its head: all but the payload."""
-        ...
-
-    def close(self) -> None:
-        """Close its files."""
-        ...
+Volume = LogVolume | Pack
+"""A file of the log, or a pack. One thread at a time."""
 
 
 class VolumeStore:
