@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from jbi_pubsub.core.errors import StorageError
 from jbi_pubsub.core.files import sync_folder
@@ -42,111 +42,41 @@ READ_AHEAD: Final = 64 << 10
 """Bytes that are read at a time of items that are asked for one after the other."""
 
 
-class Items(Protocol):
-    """Some that were written. One thread at a time."""
+class OneFile:
+    """Items in one file, each encoded by itself."""
 
-    def __len__(self) -> int: ...
-
-    def get(self, number: int) -> bytes:
-        """One of them, from 0 on. Raises StorageError when it can't be read, or is not what was written."""
-        ...
-
-    def close(self) -> None:
-        """Close what is open."""
-        ...
-
-
-class ItemStore(Protocol):
-    """A way to keep items."""
-
-    name: str
-    """Stands in the packs that are made with it."""
+    def __init__(
+        self,
+        name: str,
+        encode: Callable[[Iterable[Sequence[Part]], Sequence[str]], tuple[bytes, Iterable[bytes]]],
+        decode: Callable[[bytes, bytes], bytes],
+    ) -> None:
+        """`name` stands in the packs that are made with it. `encode`: the dictionary, and items as they lie there;
+        `decode` takes one of these and the dictionary."""
+        self.name = name
+        self._encode, self._decode = encode, decode
 
     def write(self, path: Path, items: Iterable[Sequence[Part]], kinds: Sequence[str]) -> int:
         """Write items, each in parts, below that path, forced to disk; `kinds`: for each, what it is like. Bytes on
         disk. Raises OSError."""
-        ...
+        return _write(path, *self._encode(items, kinds))
 
-    def open(self, path: Path) -> Items:
+    def open(self, path: Path) -> ItemFile:
         """Raises StorageError."""
-        ...
+        return ItemFile(path, self._decode)
 
     def remove(self, path: Path) -> None:
         """Take away what was written there, if it is there."""
-        ...
-
-
-class PlainItems:
-    """Items in one file, as they are."""
-
-    name = "plain"
-
-    def write(self, path: Path, items: Iterable[Sequence[Part]], kinds: Sequence[str]) -> int:  # noqa: ARG002
-        """See ItemStore."""
-        return _write(path, b"", map(b"".join, items))
-
-    def open(self, path: Path) -> Items:
-        """See ItemStore."""
-        return _File(path, lambda data, _dictionary: data)
-
-    def remove(self, path: Path) -> None:
-        """See ItemStore."""
-        path.unlink(missing_ok=True)
-
-
-class DeflatedItems:
-    """Small items that are like each other, in one file: each deflated by itself (RFC 1951), with some of them as a
-    dictionary."""
-
-    name = "deflated"
-
-    def write(self, path: Path, items: Iterable[Sequence[Part]], kinds: Sequence[str]) -> int:
-        """See ItemStore."""
-        whole = [b"".join(parts) for parts in items]
-        dictionary = _dictionary(whole, kinds)
-
-        def deflated(item: bytes) -> bytes:
-            squeeze = zlib.compressobj(6, zlib.DEFLATED, -15, 6, zdict=dictionary)  # so small, 1 would be no faster
-            return squeeze.compress(item) + squeeze.flush()
-
-        return _write(path, dictionary, map(deflated, whole))
-
-    def open(self, path: Path) -> Items:
-        """See ItemStore."""
-        return _File(
-            path, lambda data, dictionary: zlib.decompressobj(-15, zdict=dictionary).decompress(data, MAX_ITEM)
-        )
-
-    def remove(self, path: Path) -> None:
-        """See ItemStore."""
-        path.unlink(missing_ok=True)
-
-
-class FileItems:
-    """Items of any size in one file: each as it is, or deflated where that saves a tenth."""
-
-    name = "file"
-
-    def write(self, path: Path, items: Iterable[Sequence[Part]], kinds: Sequence[str]) -> int:
-        """See ItemStore."""
-        return _write(path, b"", _squeezed(items, kinds))
-
-    def open(self, path: Path) -> Items:
-        """See ItemStore."""
-        return _File(path, lambda data, _dictionary: _stretched(data))
-
-    def remove(self, path: Path) -> None:
-        """See ItemStore."""
         path.unlink(missing_ok=True)
 
 
 class FolderItems:
-    """Items as files of a folder, for other tools: each as it is, under its number and CRC-32."""
+    """Items as files of a folder, for other tools: each as it is, under its number and CRC-32. Else as OneFile."""
 
     name = "folder"
 
     def write(self, path: Path, items: Iterable[Sequence[Part]], kinds: Sequence[str]) -> int:  # noqa: ARG002
-        """See ItemStore."""
+        """See OneFile."""
         path.mkdir(mode=0o700)
         size = 0
         for number, parts in enumerate(items):
@@ -161,20 +91,19 @@ class FolderItems:
         sync_folder(path)
         return size
 
-    def open(self, path: Path) -> Items:
-        """See ItemStore."""
-        return _Folder(path)
+    def open(self, path: Path) -> ItemFolder:
+        """See OneFile."""
+        return ItemFolder(path)
 
     def remove(self, path: Path) -> None:
-        """See ItemStore."""
+        """See OneFile."""
         if path.is_dir():
             for file in path.iterdir():
                 file.unlink()
             path.rmdir()
 
 
-METADATA_STORES: Final[dict[str, ItemStore]] = {each.name: each for each in (DeflatedItems(), PlainItems())}
-PAYLOAD_STORES: Final[dict[str, ItemStore]] = {each.name: each for each in (FileItems(), FolderItems())}
+ItemStore = OneFile | FolderItems
 
 
 def numbers(code: str, data: bytes) -> array[int] | array[float]:
@@ -194,12 +123,13 @@ def bytes_of(found: array[int] | array[float]) -> bytes:
     return swapped.tobytes()
 
 
-class _File:
-    """A file of items, open."""
+class ItemFile:
+    """A file of items, open. One thread at a time."""
 
-    def __init__(self, path: Path, restore: Callable[[bytes, bytes], bytes]) -> None:
+    def __init__(self, path: Path, decode: Callable[[bytes, bytes], bytes]) -> None:
+        """Raises StorageError."""
         self._path = path
-        self._restore = restore
+        self._decode = decode
         self._next = -1
         """Number of the item behind the last one that was asked for."""
         self._ahead, self._ahead_at = b"", 0
@@ -218,7 +148,7 @@ class _File:
         return len(self._crcs)
 
     def get(self, number: int) -> bytes:
-        """See Items."""
+        """One of them, from 0 on. Raises StorageError when it can't be read, or is not what was written."""
         start, end = self._ends[number], self._ends[number + 1]
         at = start - self._ahead_at
         if at >= 0 and end - self._ahead_at <= len(self._ahead):
@@ -235,10 +165,10 @@ class _File:
                 path=str(self._path),
                 offset=start,
             )
-        return self._restore(data, self._dictionary)
+        return self._decode(data, self._dictionary)
 
     def close(self) -> None:
-        """See Items."""
+        """Close what is open."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -262,7 +192,7 @@ class _File:
             raise ValueError("its table does not fit")
 
 
-class _Folder:
+class ItemFolder:
     """A folder of items, open."""
 
     def __init__(self, path: Path) -> None:
@@ -279,7 +209,7 @@ class _Folder:
         return len(self._names)
 
     def get(self, number: int) -> bytes:
-        """See Items."""
+        """See ItemFile."""
         path = self._path / self._names[number]
         try:
             data = path.read_bytes()
@@ -290,10 +220,10 @@ class _Folder:
         return data
 
     def close(self) -> None:
-        """See Items."""
+        """See ItemFile."""
 
 
-def _write(path: Path, dictionary: bytes, items: Iterator[bytes]) -> int:
+def _write(path: Path, dictionary: bytes, items: Iterable[bytes]) -> int:
     """A file of items; its size."""
     lengths, crcs = array("I"), array("I")
     with path.open("xb", buffering=WRITE_BYTES) as file:
@@ -308,6 +238,22 @@ def _write(path: Path, dictionary: bytes, items: Iterator[bytes]) -> int:
         file.flush()
         os.fsync(file.fileno())
         return file.tell()
+
+
+def _deflated(items: Iterable[Sequence[Part]], kinds: Sequence[str]) -> tuple[bytes, Iterator[bytes]]:
+    """Small items that are like each other: each deflated by itself (RFC 1951), with some of them as a dictionary."""
+    whole = [b"".join(parts) for parts in items]
+    dictionary = _dictionary(whole, kinds)
+
+    def deflated(item: bytes) -> bytes:
+        squeeze = zlib.compressobj(6, zlib.DEFLATED, -15, 6, zdict=dictionary)  # so small, 1 would be no faster
+        return squeeze.compress(item) + squeeze.flush()
+
+    return dictionary, map(deflated, whole)
+
+
+def _inflated(data: bytes, dictionary: bytes) -> bytes:
+    return zlib.decompressobj(-15, zdict=dictionary).decompress(data, MAX_ITEM)
 
 
 def _dictionary(items: Sequence[bytes], kinds: Sequence[str]) -> bytes:
@@ -336,5 +282,13 @@ def _squeezed(items: Iterable[Sequence[Part]], kinds: Sequence[str]) -> Iterator
         yield b"\1" + deflated if deflated and not vain[kind] else b"\0" + b"".join(parts)
 
 
-def _stretched(data: bytes) -> bytes:
+def _stretched(data: bytes, _dictionary: bytes) -> bytes:
     return zlib.decompressobj().decompress(data[1:], MAX_ITEM) if data[:1] == b"\1" else data[1:]
+
+
+_DEFLATED: Final = OneFile("deflated", _deflated, _inflated)
+_PLAIN: Final = OneFile("plain", lambda items, _kinds: (b"", map(b"".join, items)), lambda data, _dictionary: data)
+_FILE: Final = OneFile("file", lambda items, kinds: (b"", _squeezed(items, kinds)), _stretched)
+METADATA_STORES: Final[dict[str, ItemStore]] = {each.name: each for each in (_DEFLATED, _PLAIN)}
+PAYLOAD_STORES: Final[dict[str, ItemStore]] = {each.name: each for each in (_FILE, FolderItems())}
+"""Ways to keep items, by name. "file": items of any size, each as it is, or deflated where that saves a tenth."""

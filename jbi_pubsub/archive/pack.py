@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from jbi_pubsub.archive.items import METADATA_STORES, PAYLOAD_STORES, Items, ItemStore, bytes_of, numbers
+from jbi_pubsub.archive.items import METADATA_STORES, PAYLOAD_STORES, ItemFile, ItemFolder, ItemStore, bytes_of, numbers
 from jbi_pubsub.archive.volume import OBJECT, Record
 from jbi_pubsub.core.errors import StorageError
 from jbi_pubsub.core.files import stamp, sync_folder, written
@@ -147,9 +147,9 @@ class _Parts:
             stores = METADATA_STORES[table.metadata], PAYLOAD_STORES[table.payloads]
         except (zlib.error, ValueError, KeyError) as exc:
             raise StorageError(f"{path} is not a pack that this version can read: {exc}", path=str(path)) from exc
-        self.metadata: Items = stores[0].open(base.with_suffix(".meta"))
+        self.metadata: ItemFile | ItemFolder = stores[0].open(base.with_suffix(".meta"))
         try:
-            self.payloads: Items = stores[1].open(base.with_suffix(".data"))
+            self.payloads: ItemFile | ItemFolder = stores[1].open(base.with_suffix(".data"))
         except StorageError:
             self.metadata.close()
             raise
