@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import logging
 import shutil
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -163,24 +164,6 @@ class _DeskQuery:
         return self.count > 0 and self.size > 0
 
 
-class _Call:
-    """Something that another thread waits for."""
-
-    def __init__(self, what: Callable[[], None]) -> None:
-        self._what = what
-        self.done = threading.Event()
-        self.error: StorageError | None = None
-
-    def run(self) -> None:
-        """Do it."""
-        try:
-            self._what()
-        except StorageError as exc:
-            self.error = exc
-        finally:
-            self.done.set()
-
-
 class Desk:
     """See the module. One thread."""
 
@@ -206,7 +189,7 @@ class Desk:
         self._told = Indexed(-1, 0)
         self.wake: Callable[[], None] = lambda: None
         """Has whoever waits for messages call `step`. Any thread."""
-        self._calls: deque[_Call] = deque()
+        self._calls: deque[tuple[Future[None], Callable[[], None]]] = deque()
         """Calls that upkeep wants to have done."""
         self._is_closed = False
         self._upkeep = Upkeep(
@@ -246,7 +229,14 @@ class Desk:
     def step(self) -> float:
         """Do some of what there is to do; seconds until there may be more, 0 if there is now."""
         while self._calls:
-            self._calls.popleft().run()
+            done, what = self._calls.popleft()
+            try:
+                what()
+            except StorageError as exc:
+                done.set_exception(exc)
+            finally:
+                if not done.done():
+                    done.set_result(None)
         is_busy = False
         for number in list(self._queries):
             query = self._queries.get(number)
@@ -302,14 +292,14 @@ class Desk:
 
     def _call(self, what: Callable[[], None]) -> None:
         """Have something done by the desk's thread. Raises what that raises; EndedError when the desk is closed."""
-        call = _Call(what)
-        self._calls.append(call)
+        done = Future[None]()
+        self._calls.append((done, what))
         self.wake()
-        while not call.done.wait(0.1):
+        while True:
+            with suppress(TimeoutError):
+                return done.result(0.1)
             if self._is_closed:
                 raise EndedError
-        if call.error is not None:
-            raise call.error
 
     # -- queries ------------------------------------------------------------------------------------------------
 

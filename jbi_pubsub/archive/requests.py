@@ -8,6 +8,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from math import inf
 from typing import Any, Final, TypeVar
 
@@ -18,7 +19,7 @@ from jbi_pubsub.archive.desk import Results as FoundSome
 from jbi_pubsub.archive.log import Log
 from jbi_pubsub.archive.opened import PAGE, PAGE_BYTES, OpenQuery
 from jbi_pubsub.archive.upkeep import AGAIN_SECONDS, Applied, Free, Going, Retain, Retained, Stored
-from jbi_pubsub.archive.worker import Asked, ProcessWorker, ThreadWorker, Told, Worker
+from jbi_pubsub.archive.worker import Asked, ProcessWorker, ThreadWorker, Told
 from jbi_pubsub.core.errors import BackPressureError, StorageError, rebuild, report
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.history import Explanation, HistoryQuery
@@ -54,7 +55,7 @@ class WorkerRequests:
         self._max_queries = max_queries
         self._lock = threading.Lock()
         self._queries: dict[int, OpenQuery] = {}
-        self._questions: dict[int, _WorkerAnswer] = {}
+        self._questions: dict[int, Future[ExplainReply | Retained]] = {}
         self._number = itertools.count(1)
         self._deleted = deleted
         """Positions of what is deleted, and on disk still."""
@@ -65,7 +66,7 @@ class WorkerRequests:
         """Position up to which the worker knows the log to be on disk, or knew before it put that into packs."""
         self.indexed = Indexed(self._told, 0)
         self._is_closed = False
-        self._worker: Worker
+        self._worker: ProcessWorker | ThreadWorker
         if lock is not None:
             self._worker = ProcessWorker(self._begin, self._hear, self._again, lock=lock)
         else:
@@ -189,9 +190,9 @@ class WorkerRequests:
                 messages += query.again()
             if self._free_at == inf:
                 self._free_at = 0.0
-            questions, queries = list(self._questions.values()), list(self._queries.values())
-        for question in questions:
-            question.answer(ExplainReply(0, None, report(StorageError("the archive's worker has died"))))
+            numbers, queries = list(self._questions), list(self._queries.values())
+        for number in numbers:
+            self._is_answer(number, ExplainReply(0, None, report(StorageError("the archive's worker has died"))))
         for query in queries:
             query.told()
         return messages
@@ -230,20 +231,23 @@ class WorkerRequests:
         """Whether somebody waits for it, who is given it."""
         with self._lock:
             question = self._questions.get(number)
-        if question is not None:
-            question.answer(message)
+        if question is not None and not question.done():
+            question.set_result(message)
         return question is not None
 
     def _ask(self, request: Callable[[int], Explain | Retain], kind: type[_Answer], timeout: float) -> _Answer:
         """Ask, and wait. Raises the worker's error; StorageError when no answer comes in time."""
-        question = _WorkerAnswer()
+        question = Future[ExplainReply | Retained]()
         with self._lock:
             self._check_open()
             number = next(self._number)
             self._questions[number] = question
             self._worker.tell(request(number))
         try:
-            answer = question.wait(timeout)
+            answer = question.result(timeout)
+        except TimeoutError as exc:
+            told = f"the archive's worker did not answer within {timeout:g} s"
+            raise StorageError(told, hint="Try again later") from exc
         finally:
             with self._lock:
                 self._questions.pop(number, None)
@@ -260,22 +264,3 @@ class WorkerRequests:
     def _check_open(self) -> None:
         if self._is_closed:
             raise StorageError(f"the archive in {self._setup.folder} is closed")
-
-
-class _WorkerAnswer:
-    """An answer that somebody waits for."""
-
-    def __init__(self) -> None:
-        self._has_come = threading.Event()
-        self._answer: ExplainReply | Retained | None = None
-
-    def answer(self, answer: ExplainReply | Retained) -> None:
-        """Here it is."""
-        self._answer = answer
-        self._has_come.set()
-
-    def wait(self, seconds: float) -> ExplainReply | Retained:
-        """Raises StorageError when none comes in time."""
-        if not self._has_come.wait(seconds) or self._answer is None:
-            raise StorageError(f"the archive's worker did not answer within {seconds:g} s", hint="Try again later")
-        return self._answer

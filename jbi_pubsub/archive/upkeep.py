@@ -15,12 +15,13 @@ from __future__ import annotations
 import logging
 import threading
 import zlib
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -136,8 +137,7 @@ class Upkeep:
         self._tell = tell
         self._ask_desk = ask_desk
         self._stores = METADATA_STORES[metadata], PAYLOAD_STORES[payloads]
-        self._changed = threading.Condition()
-        self._inbox: deque[Retain | Free] = deque()
+        self._inbox: SimpleQueue[Retain | Free | None] = SimpleQueue()
         self._is_closed = False
         self.forget: Callable[[Iterable[int]], None] = lambda _positions: None
         self.went: Callable[[Iterable[int]], None] = lambda _positions: None
@@ -153,15 +153,12 @@ class Upkeep:
 
     def take(self, message: Retain | Free) -> None:
         """To be done soon."""
-        with self._changed:
-            self._inbox.append(message)
-            self._changed.notify()
+        self._inbox.put(message)
 
     def close(self) -> None:
         """End; what is being written is written first."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify()
+        self._is_closed = True
+        self._inbox.put(None)
         if self._thread.is_alive():
             self._thread.join(timeout=30)
 
@@ -172,12 +169,11 @@ class Upkeep:
         self._stamps: list[Stamp] | None = None
         pause = 0.0
         while True:
-            with self._changed:
-                if not self._inbox and not self._is_closed:
-                    self._changed.wait(pause)
-                if self._is_closed:
-                    return
-                message = self._inbox.popleft() if self._inbox else None
+            message = None
+            with suppress(Empty):
+                message = self._inbox.get(timeout=pause)
+            if self._is_closed:
+                return
             pause = AGAIN_SECONDS
             with guarded("archive upkeep"):
                 pause = self._do(message)

@@ -27,7 +27,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, NoReturn, Protocol
+from queue import Empty, SimpleQueue
+from typing import Any, Final, NoReturn
 
 import msgspec
 
@@ -89,22 +90,6 @@ Told = (
 )
 
 
-class Worker(Protocol):
-    """Worker, as its holder sees it. Any thread."""
-
-    def tell(self, message: Asked) -> None:
-        """Never waits."""
-        ...
-
-    def status(self) -> WorkerStatus:
-        """Whether it runs."""
-        ...
-
-    def close(self) -> None:
-        """End it, if need be by force."""
-        ...
-
-
 class ThreadWorker:
     """A worker that is a thread of this process."""
 
@@ -112,27 +97,24 @@ class ThreadWorker:
         """`hear` is called by the worker's thread."""
         self._setup = setup
         self._hear = hear
-        self._changed = threading.Condition()
-        self._inbox: deque[Asked] = deque()
-        self._is_closed = self._is_woken = False
+        self._inbox: SimpleQueue[Asked | None] = SimpleQueue()
+        """Messages; None: there is something else to do."""
+        self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="archive-worker", daemon=True)
         self._thread.start()
 
     def tell(self, message: Asked) -> None:
-        """See Worker."""
-        with self._changed:
-            self._inbox.append(message)
-            self._changed.notify()
+        """Never waits."""
+        self._inbox.put(message)
 
     def status(self) -> WorkerStatus:
-        """See Worker."""
+        """Whether it runs."""
         return WorkerStatus(kind="thread", is_running=self._thread.is_alive())
 
     def close(self) -> None:
-        """See Worker."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify()
+        """End it."""
+        self._is_closed = True
+        self._wake()
         self._thread.join(timeout=END_SECONDS)
 
     def _run(self) -> None:
@@ -141,19 +123,15 @@ class ThreadWorker:
         work(place, self._receive)
 
     def _wake(self) -> None:
-        with self._changed:
-            self._is_woken = True
-            self._changed.notify()
+        self._inbox.put(None)
 
     def _receive(self, pause: float) -> list[Asked] | None:
-        with self._changed:
-            if not self._inbox and not self._is_closed and not self._is_woken and pause > 0:
-                self._changed.wait(pause)
-            self._is_woken = False
-            if self._is_closed:
-                return None
-            found, self._inbox = list(self._inbox), deque()
-        return found
+        found = []
+        with suppress(Empty):
+            found.append(self._inbox.get(timeout=max(0.0, pause)))
+            while True:
+                found.append(self._inbox.get_nowait())
+        return None if self._is_closed else [each for each in found if each is not None]
 
 
 class ProcessWorker:
@@ -185,7 +163,7 @@ class ProcessWorker:
         self._thread.start()
 
     def tell(self, message: Asked) -> None:
-        """See Worker."""
+        """Never waits."""
         with self._lock:
             if isinstance(message, desk.Synced) and self._outbox and isinstance(self._outbox[-1], desk.Synced):
                 self._outbox.pop()  # one that takes nothing for a day has no more to take then
@@ -194,12 +172,12 @@ class ProcessWorker:
         self._wake()
 
     def status(self) -> WorkerStatus:
-        """See Worker."""
+        """Whether it runs, or nobody needs it yet."""
         is_missing = self._is_wanted.is_set() and self.pid == 0
         return WorkerStatus(kind="process", is_running=not is_missing, pid=self.pid, starts=self.starts)
 
     def close(self) -> None:
-        """See Worker."""
+        """End it, if need be by force."""
         if self._is_closed.is_set():
             return
         self._is_closed.set()
