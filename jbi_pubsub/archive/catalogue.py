@@ -125,8 +125,6 @@ class Catalogue:
     def __init__(self, path: Path, archive: bytes) -> None:
         """Opens or makes the file of the archive with that id. Raises StorageError."""
         self.path = path
-        self.is_new = not path.exists()
-        """Whether it knows nothing: all is to be read from the volumes."""
         self.troubles: list[str] = []
         """Troubles with the file."""
         self.removing = threading.Lock()
@@ -254,12 +252,6 @@ class Catalogue:
         with self._translated():
             one = "SELECT 1 FROM deleted WHERE id = ?"
             return {each for each in object_ids if self._base.execute(one, (each,)).fetchone()}
-
-    @property
-    def deleted(self) -> int:
-        """Number of ids that are remembered."""
-        with self._translated():
-            return int(self._base.execute("SELECT count(*) FROM deleted").fetchone()[0])
 
     # -- what was given up --------------------------------------------------------------------------------------
 

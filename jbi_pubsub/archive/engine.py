@@ -24,7 +24,7 @@ from uuid import uuid4
 from jbi_pubsub.archive.catalogue import Catalogue, Kept, LossSpans
 from jbi_pubsub.archive.desk import Setup
 from jbi_pubsub.archive.folder import CATALOGUE, Folder
-from jbi_pubsub.archive.log import VOLUME_BYTES, VOLUME_RECORDS, Log
+from jbi_pubsub.archive.log import VOLUME_BYTES, Log
 from jbi_pubsub.archive.opened import PAGE, PAGE_BYTES, OpenQuery
 from jbi_pubsub.archive.query import asked_of
 from jbi_pubsub.archive.registrations import ArchivedRegistrations, additions_of
@@ -76,7 +76,6 @@ class Archive:
         *,
         clock: Callable[[], float] = time.time,
         volume_bytes: int = VOLUME_BYTES,
-        volume_records: int = VOLUME_RECORDS,
         is_indexed: bool = True,
     ) -> None:
         """Opens the archive in `[archive] folder`, made if it is not there, and recovers it. `is_indexed`: without an
@@ -106,7 +105,7 @@ class Archive:
             self._end_before = self._catalogue.end
             """The last position that was known to be given when this was opened, or that a consumer has had."""
             self._room = ArchiveRoom(section, self.folder, volume_bytes)
-            self._log, deleted = self._recovered(self._room.volume_bytes, volume_records)
+            self._log, deleted = self._recovered(self._room.volume_bytes)
             undo.callback(self._log.close)
             self.incarnations: Final = self._catalogue.begin(uuid4().hex, self.end)
             """See Keeping."""
@@ -391,7 +390,7 @@ class Archive:
 
     # -- recovery -----------------------------------------------------------------------------------------------
 
-    def _recovered(self, volume_bytes: int, volume_records: int) -> tuple[Log, set[int]]:
+    def _recovered(self, volume_bytes: int) -> tuple[Log, set[int]]:
         """The log, read where the catalogue does not know it yet, and positions of what is deleted and lies there."""
         catalogue, path = self._catalogue, self.folder.path
         with ExitStack() as undo, closing(VolumeStore(path, self.folder.archive)) as store:
@@ -402,7 +401,6 @@ class Archive:
                 self.folder.archive,
                 is_forced=self._seconds == 0,
                 volume_bytes=volume_bytes,
-                volume_records=volume_records,
                 end=max(sealed, catalogue.checkpoint),
                 known=catalogue.checkpoint,
                 clock=self._clock,

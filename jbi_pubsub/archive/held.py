@@ -59,7 +59,6 @@ class TypeIndex:
         self.kind_paths = sum(map(len, self.kinds))
         self.kind_of = {each: place for place, each in enumerate(self.kinds) if place > ANY}
         self.kind_of[frozenset()] = PLAIN
-        self.columns = sum(1 for flag in self.flags if flag & (NUMBERS | TEXTS))
         self.counts: Counter[int] = Counter()
         self.seen = 0
         self.frequent = {place for place, flag in enumerate(self.flags) if flag & (NUMBERS | TEXTS)}

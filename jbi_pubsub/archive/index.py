@@ -22,7 +22,6 @@ import msgspec
 
 from jbi_pubsub.archive.emptied import emptied_by
 from jbi_pubsub.archive.held import LARGE, MORE, NUMBERS, TEXTS, TypeIndex, decode_known
-from jbi_pubsub.archive.leaves import TypePaths
 from jbi_pubsub.archive.marks import PositionMarks
 from jbi_pubsub.archive.plan import Restriction, places
 from jbi_pubsub.archive.query import CandidateCount, Candidates, CompiledScope, asked_of_scope
@@ -31,7 +30,7 @@ from jbi_pubsub.archive.tables import COLUMNS, ENOUGH, ArchivedHead, TypeTables
 from jbi_pubsub.archive.volume import OBJECT, Record
 from jbi_pubsub.core.errors import ConfigurationError, ProtocolError, StorageError
 from jbi_pubsub.core.history import MAX_POSITION, ExplanationStep, HistoryQuery, Order, Scope
-from jbi_pubsub.core.info_object import Parcel, TypeName
+from jbi_pubsub.core.info_object import Parcel
 from jbi_pubsub.core.xpath.language.terms import Where
 
 FORMAT: Final = 2
@@ -94,11 +93,6 @@ class DuckIndex:
     def size(self) -> int:
         """Bytes on disk."""
         return sum(path.stat().st_size for path in self._folder.glob(NAME + "*") if path.is_file())
-
-    def paths(self, kind: TypeName) -> TypePaths | None:
-        """All paths that objects of a type have."""
-        found = self._types.get((kind.name, kind.version))
-        return found.paths if found is not None else None
 
     def add(self, records: Iterable[Record], up_to: int) -> None:
         """Take in the objects behind `position`, up to that one: all or none of them. What could not be read since is

@@ -60,7 +60,6 @@ DELETED_AT_ONCE: Final = 10_000
 class Recovery:
     """Findings when a log was opened."""
 
-    volumes: int = 0
     cut: int = 0
     """Bytes of a torn tail."""
     damages: list[Damage] = field(default_factory=list)
@@ -91,7 +90,6 @@ class Log:
         *,
         is_forced: bool = True,
         volume_bytes: int = VOLUME_BYTES,
-        volume_records: int = VOLUME_RECORDS,
         end: int = 0,
         known: int = 0,
         clock: Callable[[], float] = time.time,
@@ -105,7 +103,7 @@ class Log:
         self._seed = seed_of(archive)
         self._is_forced = is_forced
         self._volume_bytes = volume_bytes
-        self._volume_records = volume_records
+        self._volume_records = VOLUME_RECORDS
         self._clock = clock
         self._lock = threading.Lock()
         """Covers all state."""
@@ -325,7 +323,6 @@ class Log:
         while files and not _has_head(files[-1]):
             log.warning("%s was incomplete when its writer died, and is deleted", files[-1])
             files.pop().unlink()
-        self.recovered.volumes = len(files)
         if not files:
             return
         volume = LogVolume(files[-1], self._archive)

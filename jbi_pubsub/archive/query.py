@@ -194,7 +194,6 @@ class Cursor:
         self._count_only = count_only
         self._is_newest = query.order == "newest" or bool(query.latest_by)
         self._low, self._high = query.after, max(query.after, min(query.up_to, end))
-        self._start = self._high if self._is_newest else self._low
         self._rows = FIRST_ROWS
         self._waiting, self._sure, self._at = array("Q"), bytearray(), 0
         self._decided, self._ready = deque[int](), deque[QueryResult]()

@@ -12,8 +12,8 @@ behind a damage. The "on disk" of later records tells a damage, of what was on d
 
 from __future__ import annotations
 
-import itertools
 import os
+import re
 import struct
 import zlib
 from array import array
@@ -222,19 +222,13 @@ class LogVolume:
 
     def get(self, positions: Sequence[int]) -> Iterator[Record]:
         """Objects by position, in that order; those that are not here are left out."""
-        for position in positions:
-            place = bisect_left(self._positions, position)
-            if place < len(self._positions) and self._positions[place] == position:
-                record = self._at(place)
-                if record is not None:
-                    yield record
+        for place in self._places(positions):
+            if (record := self._at(place)) is not None:
+                yield record
 
     def metadata(self, positions: Sequence[int]) -> Iterator[Record]:
         """The same, but of each object's bytes no more than its head: all but the payload. Not checked by CRC."""
-        for position in positions:
-            place = bisect_left(self._positions, position)
-            if place < len(self._positions) and self._positions[place] == position:
-                yield self._head_at(place)
+        return map(self._head_at, self._places(positions))
 
     # -- inside -------------------------------------------------------------------------------------------------
 
@@ -251,6 +245,13 @@ class LogVolume:
             self.is_headless = True
             first = int(self.path.stem)
             return VolumeHead(archive, first, first - 1, os.fstat(self._fd).st_mtime)
+
+    def _places(self, positions: Sequence[int]) -> Iterator[int]:
+        """Places of those of these that are here."""
+        for position in positions:
+            place = bisect_left(self._positions, position)
+            if place < len(self._positions) and self._positions[place] == position:
+                yield place
 
     def _at(self, place: int) -> Record | None:
         """A record that was good when it was read first; None when it is no more."""
@@ -365,8 +366,8 @@ class LogVolume:
         """Where records may begin, from behind `offset` on."""
         base = offset + 1
         while data := os.pread(self._fd, READ_BYTES, base):
-            for found in _all(data, MARKER):
-                yield base + found
+            for found in re.finditer(MARKER, data):
+                yield base + found.start()
             if len(data) < len(MARKER):
                 return
             base += max(1, len(data) - len(MARKER) + 1)
@@ -389,12 +390,3 @@ def head_of(path: Path, data: bytes, archive: bytes | None = None) -> VolumeHead
 def _length(data: bytes, start: int = 0) -> int:
     """Length of a record's body, by its beginning; 0 if that is not there."""
     return int.from_bytes(data[start + 4 : start + 8], "big") if len(data) - start >= 8 else 0
-
-
-def _all(data: bytes, wanted: bytes) -> Iterator[int]:
-    found = -1
-    for _ in itertools.count():
-        found = data.find(wanted, found + 1)
-        if found < 0:
-            return
-        yield found
