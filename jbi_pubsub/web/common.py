@@ -88,14 +88,11 @@ class _ApiConnection:
 class Common:
     """All connections. `answer` is of the event loop, all else of its threads; `lock` covers the tables."""
 
-    def __init__(
-        self, config: Config, share: Share, *, user: str = "", clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, config: Config, share: Share, *, user: str = "") -> None:
         """`share`: whose connections they are; `user`: who that is, "" for whoever they say."""
         self.lock = threading.Lock()
         self._user = user
         self._manager = ConnectionManager(config, share)
-        self._clock = clock
         self._held: dict[str, _ApiConnection] = {}
         self._of: dict[str, _ApiConnection] = {}
         """By sequence."""
@@ -120,7 +117,7 @@ class Common:
 
     async def end_idle(self) -> None:
         """Destroy connections that nobody uses."""
-        now = self._clock()
+        now = time.monotonic()
         with self.lock:
             idle = [key for key, held in self._held.items() if not held.calls and now - held.used > IDLE_SECONDS]
         for key in idle:
@@ -156,7 +153,7 @@ class Common:
             return call(held, sequence, given, body)
         finally:
             held.calls -= 1
-            held.used = self._clock()
+            held.used = time.monotonic()
 
     def _find(self, given: Mapping[str, Any]) -> _ApiConnection:
         with self.lock:
@@ -180,7 +177,7 @@ class Common:
         with self.lock:
             if len(self._held) >= CONNECTIONS_MOST:
                 raise BackPressureError(f"{CONNECTIONS_MOST} connections are there", hint="Destroy one, or come again")
-            new = _ApiConnection(self._manager.createConnection(asked.name, asked.descriptor), self._clock())
+            new = _ApiConnection(self._manager.createConnection(asked.name, asked.descriptor), time.monotonic())
             key = token_hex(16)
             self._held[key] = new
             return ConnectionSaid(key)

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 CHARACTER: Final = 0.62
-BOLD: Final = 0.74
 """Width of a character of a sans-serif font, in parts of its size: a wide one (DejaVu)."""
 
 
@@ -78,9 +77,9 @@ class Drawing:
         return {"width": self.width, "height": self.height, "label": self.label, "shapes": self.shapes}
 
 
-def cut(text: str, width: float, size: float, *, bold: bool = False) -> str:
+def cut(text: str, width: float, size: float) -> str:
     """As much of a text as has room, with an ellipsis when it is not all."""
-    room = width / (size * (BOLD if bold else CHARACTER))
+    room = width / (size * CHARACTER)
     used = 0.0
     for place, character in enumerate(text):
         used += 1.8 if unicodedata.east_asian_width(character) in "WF" else 1.0

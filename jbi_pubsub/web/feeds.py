@@ -88,9 +88,7 @@ class EventQueue:
 class EventFeed:
     """One subscription's events. The listener's side blocks; the reader's is of the event loop."""
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, clock: Callable[[], float] = time.monotonic, *, peer: str = ""
-    ) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, peer: str = "") -> None:
         self.peer = peer
         """Owner of the feed."""
         self.key = token_hex(16)
@@ -101,14 +99,13 @@ class EventFeed:
         self.given = 0
         """Number of the last event that its client was given."""
         self.is_ending = False
-        self._clock = clock
         self._changed = threading.Condition()
         self._waiting = EventQueue()
         self._kept = EventQueue()
         self._closed = False
         self._readers = 0
         self._reader = 0
-        self._read_at = clock()
+        self._read_at = time.monotonic()
         self._come = LoopSignal(loop)
 
     # -- the adapter's side -------------------------------------------------------------------------------------
@@ -153,7 +150,7 @@ class EventFeed:
         """A reader leaves."""
         with self._changed:
             self._readers -= 1
-            self._read_at = self._clock()
+            self._read_at = time.monotonic()
 
     def go_back(self, after: int) -> int:
         """The client has had all up to this number: what came later comes again. How many are not there any more."""
@@ -216,7 +213,7 @@ class EventFeed:
     def is_idle(self) -> bool:
         """Whether nobody has read for long, or it could not be ended yet."""
         with self._changed:
-            return self._closed or (not self._readers and self._clock() - self._read_at > IDLE_SECONDS)
+            return self._closed or (not self._readers and time.monotonic() - self._read_at > IDLE_SECONDS)
 
 
 class _OpenFeed(NamedTuple):

@@ -51,9 +51,10 @@ def places(root: Element) -> list[Location]:
     return list(found)
 
 
-def chart(places: Iterable[tuple[str, Location]], *, width: float = 440, height: float = 300) -> Drawing:
+def chart(places: Iterable[tuple[str, Location]]) -> Drawing:
     """A map of (title, place): equirectangular, as large a part of the globe as they need."""
     known = list(places)
+    width, height = 440.0, 300.0
     drawing = Drawing(width, height, f"Map of {len(known)} places" if known else "Map without places")
     south, north = _range([p.north for _, p in known], 90.0)
     west, east = _range([p.east for _, p in known], 180.0)

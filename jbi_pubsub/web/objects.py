@@ -7,7 +7,7 @@ import codecs
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -65,9 +65,8 @@ class _Watch:
 class Objects:
     """Shared by all tabs. Any thread; `_lock` covers the watches. Calls of `watch` and `leave` block."""
 
-    def __init__(self, config: Config, wall: Callable[[], float] = time.time) -> None:
+    def __init__(self, config: Config) -> None:
         self._config = config
-        self._wall = wall
         self._lock = threading.Lock()
         self._changing = threading.Lock()
         """One watch begins or ends at a time; nobody waits for it who reads."""
@@ -130,7 +129,7 @@ class Objects:
         """Archived objects of a type ("": any) under conditions, as `open_query` takes them, and which archives did not
         answer. Raises as a query."""
         with self._asking() as adapter, adapter.open_query(name or None, **conditions) as query:
-            now = self._wall()
+            now = time.time()
             return [looked_at(obj, now) for obj in query], query.partial
 
     def get(self, object_id: str, seconds: float) -> InfoObject:
@@ -165,7 +164,7 @@ class Objects:
             adapter.close()
 
     def _arrived(self, watch: _Watch, obj: InfoObject) -> None:
-        seen = looked_at(obj, self._wall())
+        seen = looked_at(obj, time.time())
         with self._lock:
             watch.seen.append(seen)
             watch.came += 1

@@ -203,11 +203,10 @@ class Panels:
         with self._lock:
             return {name: standing.panel for name, standing in self._standing.items()}
 
-    def is_busy(self, name: str = "") -> bool:
-        """Whether a panel, or any, is not done with what it was started for."""
+    def is_busy(self) -> bool:
+        """Whether any panel is not done with what it was started for."""
         with self._lock:
-            asked = [self._find(name)] if name else list(self._standing.values())
-            return any(thread.is_alive() for standing in asked for thread in standing.threads)
+            return any(thread.is_alive() for standing in self._standing.values() for thread in standing.threads)
 
     # -- events -------------------------------------------------------------------------------------------------
 

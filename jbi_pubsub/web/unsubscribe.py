@@ -129,10 +129,10 @@ def _spend(bucket: TokenBucket, now: float) -> bool:
     return True
 
 
-def router(links: MailLinks, *, clock: Callable[[], float] = time.monotonic) -> APIRouter:
+def router(links: MailLinks) -> APIRouter:
     """GET and POST /unsubscribe and /renew, with ?token=; for WebServer.add(..., session=False)."""
     made = APIRouter()
-    limits = RequestLimits(clock())
+    limits = RequestLimits(time.monotonic())
     busy = threading.BoundedSemaphore(BUSY_MOST)
 
     def add(action: LinkAction) -> None:
@@ -143,7 +143,7 @@ def router(links: MailLinks, *, clock: Callable[[], float] = time.monotonic) -> 
 
         @made.post(f"/{action}")
         async def act(request: Request, token: str = "") -> HTMLResponse:
-            if not limits.take(request.client.host if request.client else "", clock()):
+            if not limits.take(request.client.host if request.client else "", time.monotonic()):
                 return _page(429, *_TOO_MANY, again=True)
             uid = _named(token)
             if not uid:
