@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Final, Literal
 
@@ -452,7 +452,7 @@ class Observer:
                 continue
             for edge, _ in _edges_of(key, w.facts):
                 counter = w.edges.get((edge.kind, edge.name))
-                edges.append(_with_rate(edge, counter.rate(now) if counter is not None else None))
+                edges.append(replace(edge, rate=counter.rate(now) if counter is not None else None))
             for name, rate in rates.items():
                 if name.startswith(NETWORK):
                     continue  # another node's network may have the same name
@@ -545,10 +545,6 @@ def _edges_of(key: str, facts: Facts) -> Iterator[tuple[Edge, int]]:
         )
     if facts.mailing:
         yield Edge("mail", key, "", 1, facts.mailing, None, facts.mail.queued), facts.mailed
-
-
-def _with_rate(edge: Edge, rate: float | None) -> Edge:
-    return Edge(edge.kind, edge.server, edge.name, edge.of, edge.count, rate, edge.waiting, edge.lost)
 
 
 def _keep(history: dict[str, Gauge], values: Mapping[str, float | None], now: float) -> None:

@@ -186,7 +186,10 @@ class Gateway(HttpServer):
     async def _answered(self, scope: Scope, receive: Receive, send: Send) -> Reply | None:
         headers = headers_of(scope)
         self._let_in(headers)
-        guest, caller = await self._guest(headers, scope)
+        try:
+            guest, caller = await self.guests.find(headers.get("authorization", ""), scope.get("client") or ("", 0))
+        except NobodyError as exc:
+            raise RefusedError(401, exc.error, (("www-authenticate", self.guests.challenge),)) from exc
         self.connections.called(scope["client"], guest.user)
         asked_by.set(caller.place.peer)
         with guest.in_use():
@@ -231,13 +234,6 @@ class Gateway(HttpServer):
             raise RefusedError(
                 403, AccessDeniedError("requests from pages are refused", hint="The gateway is for programs")
             )
-
-    async def _guest(self, headers: Mapping[str, str], scope: Scope) -> tuple[Guest, Caller]:
-        """Guest and caller that this request is for. Raises RefusedError, and what `Guests.find` does."""
-        try:
-            return await self.guests.find(headers.get("authorization", ""), scope.get("client") or ("", 0))
-        except NobodyError as exc:
-            raise RefusedError(401, exc.error, (("www-authenticate", self.guests.challenge),)) from exc
 
     async def _body(
         self, operation: Operation, headers: Mapping[str, str], receive: Receive, taken: list[int], peer: str
