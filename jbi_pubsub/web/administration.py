@@ -17,7 +17,7 @@ from jbi_pubsub.lookup.client.proxy import EXPORTED, RegistrarProxy
 from jbi_pubsub.protocol.services import AdminProxy
 
 from .console import LOOK_SECONDS, Console, action, region, said, words
-from .federation import ANSWER_SECONDS, Server
+from .federation import Server
 from .objects import shown
 
 log = logging.getLogger("jbi_pubsub.web")
@@ -87,49 +87,46 @@ class ConfirmedActions:
 
 
 def _page(console: Console, uid: str) -> None:
-    with console.frame("Administration"):
-        lookups, delegates = region("Lookup services"), region("Delegates")
-        with region("Subscriptions"):
-            with ui.element("div").classes("jbi-form"):
-                which = (
-                    ui.input("Id of a subscription, or its beginning", value=uid)
-                    .props("maxlength=200")
-                    .classes("jbi-grow")
-                )
-                cancel = action("Cancel it")
-            words("p", "Its subscriber gets a loss notice, and no more objects until it subscribes again.",
-                  "jbi-note")  # fmt: skip
-        doing = ConfirmedActions(console)
-        shown: dict[str, Any] = {}
+    lookups, delegates = region("Lookup services"), region("Delegates")
+    with region("Subscriptions"):
+        with ui.element("div").classes("jbi-form"):
+            which = (
+                ui.input("Id of a subscription, or its beginning", value=uid).props("maxlength=200").classes("jbi-grow")
+            )
+            cancel = action("Cancel it")
+        words("p", "Its subscriber gets a loss notice, and no more objects until it subscribes again.",
+              "jbi-note")  # fmt: skip
+    doing = ConfirmedActions(console)
+    shown: dict[str, Any] = {}
 
-        async def cancelled() -> None:
-            wanted = (which.value or "").strip()
-            if not wanted:
-                return
-            try:
-                whole = await console.call(_whole, console, wanted)
-            except JbiError as exc:
-                doing.tell(f"Not done: {said(exc)}")
-                return
-            await doing.do(f"Cancel {whole} at all delegates?", "Cancelled {} times.", _cancel, console, whole)
+    async def cancelled() -> None:
+        wanted = (which.value or "").strip()
+        if not wanted:
+            return
+        try:
+            whole = await console.call(_whole, console, wanted)
+        except JbiError as exc:
+            doing.tell(f"Not done: {said(exc)}")
+            return
+        await doing.do(f"Cancel {whole} at all delegates?", "Cancelled {} times.", _cancel, console, whole)
 
-        cancel.on_click(cancelled)
+    cancel.on_click(cancelled)
 
-        def look() -> None:
-            servers = {s.id: s for s in console.observer.snapshot().servers if s.facts is not None}
-            for gone in shown.keys() - servers.keys():
-                shown.pop(gone)[0].delete()
-            for server in servers.values():
-                if server.kind not in ("lookup", "delegate"):
-                    continue
-                if server.id not in shown:
-                    with lookups if server.kind == "lookup" else delegates:
-                        make = _lookup if server.kind == "lookup" else _delegate
-                        shown[server.id] = make(console, doing, server)
-                shown[server.id][1](server)
+    def look() -> None:
+        servers = {s.id: s for s in console.observer.snapshot().servers if s.facts is not None}
+        for gone in shown.keys() - servers.keys():
+            shown.pop(gone)[0].delete()
+        for server in servers.values():
+            if server.kind not in ("lookup", "delegate"):
+                continue
+            if server.id not in shown:
+                with lookups if server.kind == "lookup" else delegates:
+                    make = _lookup if server.kind == "lookup" else _delegate
+                    shown[server.id] = make(console, doing, server)
+            shown[server.id][1](server)
 
-        look()
-        ui.timer(LOOK_SECONDS, look)
+    look()
+    ui.timer(LOOK_SECONDS, look)
 
 
 Shown = tuple[ui.element, Callable[[Server], None]]
@@ -222,7 +219,7 @@ def _cancel(console: Console, uid: str) -> int:
     for server in console.observer.snapshot().servers:
         if server.kind == "delegate" and server.facts is not None:
             try:
-                with _admin(console, server.ref) as proxy:
+                with console.proxy(AdminProxy, server.ref) as proxy:
                     count += proxy.cancel(uid)
             except JbiError as exc:
                 refusal = exc
@@ -232,12 +229,12 @@ def _cancel(console: Console, uid: str) -> int:
 
 
 def _drain(console: Console, ref: ServiceRef) -> int:
-    with _admin(console, ref) as proxy:
+    with console.proxy(AdminProxy, ref) as proxy:
         return proxy.drain(DRAIN_SECONDS)
 
 
 def _resume(console: Console, ref: ServiceRef) -> None:
-    with _admin(console, ref) as proxy:
+    with console.proxy(AdminProxy, ref) as proxy:
         proxy.resume()
 
 
@@ -251,10 +248,6 @@ def _locators(console: Console, ref: ServiceRef, given: Sequence[str]) -> str:
         return ", ".join(proxy.set_locators(given).locators) or "nobody by address"
 
 
-def _admin(console: Console, ref: ServiceRef) -> closing[AdminProxy]:
-    return closing(AdminProxy(ref, console.config.security(), timeout=ANSWER_SECONDS))
-
-
 def _registrar(console: Console, ref: ServiceRef) -> closing[RegistrarProxy]:
     own = ServiceRef(ref.service_id, EXPORTED, ref.endpoints, (), ref.certificate)
-    return closing(RegistrarProxy(own, console.config.security(), timeout=ANSWER_SECONDS))
+    return console.proxy(RegistrarProxy, own)

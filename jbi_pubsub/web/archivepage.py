@@ -7,7 +7,6 @@ shown as text.
 from __future__ import annotations
 
 import time
-from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -23,7 +22,7 @@ from jbi_pubsub.protocol.services import HistoryProxy
 from .administration import ConfirmedActions
 from .clientpage import prefixes_of
 from .console import SEARCH_MOST, Console, action, add_action, later, region, said, show_rows, table, tell, words
-from .federation import ANSWER_SECONDS, Server, disseminators
+from .federation import Server, disseminators
 from .objects import looked_at
 from .picture import counted
 
@@ -43,13 +42,11 @@ def build(console: Console) -> None:
 
     @console.page("/archive")
     def _(request: Request) -> None:
-        with console.frame("Archive"):
-            _QueryPage(console, dict(request.query_params))
+        _QueryPage(console, dict(request.query_params))
 
     @console.page("/object")
     def _(id: str = "") -> None:  # noqa: A002  # the query's word
-        with console.frame("Object"):
-            _ObjectPage(console, id[:SEARCH_MOST])
+        _ObjectPage(console, id[:SEARCH_MOST])
 
 
 class _QueryPage:
@@ -156,9 +153,9 @@ class _ObjectPage:
 
     def _deleted(self) -> int:
         """Number of archives that had it. Raises what one that refuses says."""
-        count, security = 0, self._console.config.security()
+        count = 0
         for server in _archives(self._console):
-            with closing(HistoryProxy(server.ref, security, timeout=ANSWER_SECONDS)) as proxy:
+            with self._console.proxy(HistoryProxy, server.ref) as proxy:
                 count += proxy.delete(QueryRequest(object_ids=(self._id,)), QUERY_SECONDS).count
         return count
 

@@ -48,22 +48,18 @@ def build(console: Console) -> None:
     """Register the page."""
     trial = ConsoleClient(console.config)
     console.closing.append(trial.panels.disconnect)
-
-    @console.page("/client")
-    def _() -> None:
-        with console.frame("Client"):
-            _ClientPage(console, trial)
+    console.page("/client")(lambda: _ClientPage(console, trial))
 
 
 class Form:
     """Fields for a struct, and the struct that they say."""
 
-    def __init__(self, kind: type[Any], hidden: tuple[str, ...] = LEFT_OUT) -> None:
+    def __init__(self, kind: type[Any]) -> None:
         self._kind = kind
         self._fields: dict[str, Any] = {}
         with ui.element("div").classes("jbi-form"):
             for each in msgspec.structs.fields(kind):
-                if each.name not in hidden:
+                if each.name not in LEFT_OUT:
                     self._fields[each.name] = self._field(each)
 
     def _field(self, each: msgspec.structs.FieldInfo) -> Any:

@@ -6,12 +6,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
+import msgspec
 from fastapi import FastAPI
 from nicegui import Client, ui
 from nicegui.elements.mixins.text_element import TextElement
@@ -21,10 +22,12 @@ from jbi_pubsub import __version__
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import JbiError
 from jbi_pubsub.core.guard import guarded
+from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
+from jbi_pubsub.protocol.services import SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS, SubscriptionsProxy
 
 from .drawing import Drawing
-from .federation import Observer
+from .federation import ANSWER_SECONDS, Observer, Server
 from .gate import Gate, Session
 from .logins import LOGOUT
 from .objects import Objects
@@ -32,6 +35,13 @@ from .objects import Objects
 log = logging.getLogger("jbi_pubsub.web")
 
 T = TypeVar("T")
+
+
+class _Closing(Protocol):
+    def close(self) -> object: ...
+
+
+P = TypeVar("P", bound=_Closing)
 
 TABS_MOST: Final = 32
 """Tabs of all browsers at once."""
@@ -46,8 +56,8 @@ PAGES: Final = (
     ("Objects", "/objects"), ("Archive", "/archive"), ("Explain", "/explain"), ("Administration", "/administration"),
     ("Node", "/node"), ("Client", "/client"),
 )  # fmt: skip
-
-
+_TITLES: Final = {**{path: title for title, path in PAGES}, "/object": "Object", "/subscription": "Subscription"}
+"""Also of pages that no menu has."""
 ADMIN_PAGES: Final = ("Administration", "Node", "Client")
 """Pages that need --admin."""
 NEEDS_ADMIN: Final = (
@@ -103,6 +113,15 @@ class Console:
         """Call a function that blocks away from the event loop. Raises what it raises."""
         return await asyncio.get_running_loop().run_in_executor(self._calls, function, *arguments)
 
+    def proxy(self, kind: Callable[..., P], ref: ServiceRef) -> closing[P]:
+        """Calls of a server, of that kind, for a `with`: each has ANSWER_SECONDS."""
+        return closing(kind(ref, self.config.security(), timeout=ANSWER_SECONDS))
+
+    def subscriptions(self, server: Server) -> closing[SubscriptionsProxy]:
+        """Calls about the subscriptions of a server."""
+        ref = msgspec.structs.replace(server.ref, exported=SUBSCRIPTIONS, methods=SUBSCRIPTIONS_METHODS)
+        return self.proxy(SubscriptionsProxy, ref)
+
     @property
     def session(self) -> Session | None:
         """That of the browser whose page is made or used now."""
@@ -114,27 +133,28 @@ class Console:
         session = self.session
         return self.config.web.admin and session is not None and session.is_admin
 
-    def page(self, path: str) -> Callable[[Callable[..., None]], None]:
-        """Register what makes a page. One tab too many is told so, and a page that needs --admin says so without."""
-        title = next((title for title, of in PAGES if of == path), "")
+    def page(self, path: str) -> Callable[[Callable[..., object]], None]:
+        """Register what makes the main part of a page. One tab too many is told so, and a page that needs --admin says
+        so without."""
+        title = _TITLES[path]
 
-        def register(make: Callable[..., None]) -> None:
+        def register(make: Callable[..., object]) -> None:
             @ui.page(path)
             @wraps(make)
             def made(*arguments: Any, **query: Any) -> Response | None:
                 if len(Client.instances) > TABS_MOST:
                     return PlainTextResponse(f"This console has {TABS_MOST} tabs open. Close some.\n", 503)
-                if title in ADMIN_PAGES and not self.admin:
-                    with self.frame(title):
+                with self._frame(title):
+                    if title in ADMIN_PAGES and not self.admin:
                         words("p", NEEDS_ADMIN)
-                else:
-                    make(*arguments, **query)
+                    else:
+                        make(*arguments, **query)
                 return None
 
         return register
 
     @contextmanager
-    def frame(self, title: str) -> Iterator[None]:
+    def _frame(self, title: str) -> Iterator[None]:
         """Header, navigation and main part of a page."""
         session = self.session
         ui.page_title(f"{title} - jbi-pubsub")
@@ -286,6 +306,12 @@ def table(
         made.add_slot("header-cell", _HEAD)
         search_field().on_value_change(lambda e: made.set_filter(e.value or ""))
     return made.classes("jbi-table")
+
+
+def offer(made: ui.select, options: dict[str, str], other: str | None = None) -> None:
+    """Offer these, if they are others: what is chosen stays where it is one of them, else it is the `other`."""
+    if made.options != options:
+        made.set_options(options, value=made.value if made.value in options else other)
 
 
 def headed(heads: Sequence[str]) -> list[tuple[str, str]]:

@@ -28,11 +28,7 @@ def build(console: Console) -> None:
     """Register the page."""
     seen = DomainView(console.config, console.observer)
     console.closing.append(seen.close)
-
-    @console.page("/domains")
-    def _() -> None:
-        with console.frame("Domains"):
-            _DomainPage(console, seen)
+    console.page("/domains")(lambda: _DomainPage(console, seen))
 
 
 class _DomainPage:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from typing import Any, Final, NamedTuple
 
-import msgspec
 from nicegui import ui
 from nicegui.events import GenericEventArguments
 
 from jbi_pubsub.core.errors import JbiError, ProtocolError, UnknownUidError
-from jbi_pubsub.protocol.services import SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS, SubscriptionsProxy
+from jbi_pubsub.protocol.services import SubscriptionsProxy
 from jbi_pubsub.protocol.status.delegate import ListedSubscription
 from jbi_pubsub.protocol.status.explained import holds, levels, verdict
 
 from .console import Console, action, region, said, show_rows, table, words
-from .federation import ANSWER_SECONDS, harmless
+from .federation import harmless
 
 CHOICES: Final = 50
 """Subscriptions that are offered."""
@@ -43,30 +41,29 @@ def build(console: Console) -> None:
 
 
 def _page(console: Console, uid: str, object_id: str) -> None:
-    with console.frame("Explain"):
-        words("p", "This page shows why an object is delivered to a subscription, or not. Each level lists its "
-              "conditions, with the values found.", "jbi-note")  # fmt: skip
-        with ui.element("div").classes("jbi-form"):
-            chosen = ui.select({}, label="Subscription", with_input=True, new_value_mode=None).classes("jbi-grow")
-            typed = ui.input("or its id, or the beginning of it", value=uid).props("maxlength=200").classes("jbi-grow")
-        ExplainForm(console, lambda: (typed.value or "").strip() or chosen.value or "", object_id)
+    words("p", "This page shows why an object is delivered to a subscription, or not. Each level lists its "
+          "conditions, with the values found.", "jbi-note")  # fmt: skip
+    with ui.element("div").classes("jbi-form"):
+        chosen = ui.select({}, label="Subscription", with_input=True, new_value_mode=None).classes("jbi-grow")
+        typed = ui.input("or its id, or the beginning of it", value=uid).props("maxlength=200").classes("jbi-grow")
+    ExplainForm(console, lambda: (typed.value or "").strip() or chosen.value or "", object_id)
 
-        async def offer(search: str = "") -> None:
-            servers = [s.id for s in console.observer.snapshot().servers if s.kind in ("delegate", "peer")]
-            _, rows, _ = await console.call(
-                lambda: console.observer.subscriptions(servers, search=search[:200], count=CHOICES)
-            )
-            options = {row.uid: _called(row) for _, row in rows}
-            if chosen.value and chosen.value not in options:
-                options[chosen.value] = chosen.value
-            chosen.set_options(options)
+    async def offer(search: str = "") -> None:
+        servers = [s.id for s in console.observer.snapshot().servers if s.kind in ("delegate", "peer")]
+        _, rows, _ = await console.call(
+            lambda: console.observer.subscriptions(servers, search=search[:200], count=CHOICES)
+        )
+        options = {row.uid: _called(row) for _, row in rows}
+        if chosen.value and chosen.value not in options:
+            options[chosen.value] = chosen.value
+        chosen.set_options(options)
 
-        async def typing(event: GenericEventArguments) -> None:
-            await offer(str(event.args or ""))
+    async def typing(event: GenericEventArguments) -> None:
+        await offer(str(event.args or ""))
 
-        chosen.on("input-value", typing, throttle=0.5)
-        chosen.on_value_change(lambda e: typed.set_value(e.value or ""))
-        ui.timer(0.1, offer, once=True)
+    chosen.on("input-value", typing, throttle=0.5)
+    chosen.on_value_change(lambda e: typed.set_value(e.value or ""))
+    ui.timer(0.1, offer, once=True)
 
 
 class ExplainForm:
@@ -142,9 +139,8 @@ def _asked(
     for server in console.observer.snapshot().servers:
         if server.facts is None or server.kind not in ("delegate", "peer"):
             continue
-        ref = msgspec.structs.replace(server.ref, exported=SUBSCRIPTIONS, methods=SUBSCRIPTIONS_METHODS)
         try:
-            with closing(SubscriptionsProxy(ref, console.config.security(), timeout=ANSWER_SECONDS)) as proxy:
+            with console.subscriptions(server) as proxy:
                 found.append(answer_of(server.title, harmless(ask(proxy))))
         except UnknownUidError:
             continue

@@ -14,7 +14,7 @@ from nicegui import ui
 
 from jbi_pubsub.protocol.status.networks import NetworksStatus, PeerStatus
 
-from .console import LOOK_SECONDS, Canvas, Console, later, region, show_rows, table, tell, words
+from .console import LOOK_SECONDS, Canvas, Console, later, offer, region, show_rows, table, tell, words
 from .federation import LINKS_MOST, NETWORK, Server, Snapshot
 from .networkpicture import network_picture, state_of_link
 from .picture import per_second
@@ -30,11 +30,7 @@ PLOTS: Final = (
 
 def build(console: Console) -> None:
     """Register the page."""
-
-    @console.page("/networks")
-    def _() -> None:
-        with console.frame("Networks"):
-            _NetworksPage(console)
+    console.page("/networks")(lambda: _NetworksPage(console))
 
 
 def nodes_of(shot: Snapshot) -> dict[str, tuple[Server, NetworksStatus]]:
@@ -116,9 +112,7 @@ class _NetworksPage:
         shot = self._console.observer.snapshot()
         nodes = nodes_of(shot)
         titles = {key: server.title for key, (server, _) in nodes.items()}
-        if self._which.options != titles:
-            value = self._which.value if self._which.value in titles else next(iter(titles), None)
-            self._which.set_options(titles, value=value)
+        offer(self._which, titles, next(iter(titles), None))
         chosen = nodes.get(self._which.value)
         for each in (self._which, self._parts):
             each.set_visibility(chosen is not None)

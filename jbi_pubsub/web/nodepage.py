@@ -8,9 +8,9 @@ first.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 from nicegui import ui
@@ -24,8 +24,7 @@ from jbi_pubsub.policy.users import Account, check_name, read_accounts, write_ac
 from jbi_pubsub.protocol.services import TypesProxy
 
 from .administration import ConfirmedActions
-from .console import Console, NodeClient, action, add_action, later, region, said, show_rows, table, tell, words
-from .federation import ANSWER_SECONDS
+from .console import Console, NodeClient, action, add_action, later, offer, region, said, show_rows, table, tell, words
 from .objects import shown
 
 LOOK_SECONDS: Final = 2.0
@@ -45,16 +44,10 @@ SETTINGS: Final = (
 )  # fmt: skip
 """Settings that may change while a node runs."""
 
-T = TypeVar("T")
-
 
 def build(console: Console) -> None:
     """Register the page."""
-
-    @console.page("/node")
-    def _() -> None:
-        with console.frame("Node"):
-            _Page(console)
+    console.page("/node")(lambda: _Page(console))
 
 
 def _button(rows: ui.table, column: str, event: str, label: str) -> None:
@@ -154,9 +147,7 @@ class _Page:
     async def _look(self) -> None:
         servers = {s.id: s for s in self.console.observer.snapshot().servers if s.delegate and s.delegate.node}
         titles = {key: server.title for key, server in servers.items()}
-        if self.which.options != titles:
-            value = self.which.value if self.which.value in titles else next(iter(titles), None)
-            self.which.set_options(titles, value=value)
+        offer(self.which, titles, next(iter(titles), None))
         chosen = servers.get(self.which.value)
         self._ref, self._title = (chosen.ref, chosen.title) if chosen is not None else (None, "")
         self.which.set_visibility(chosen is not None)
@@ -184,7 +175,8 @@ class _Page:
             except ConfigurationError as exc:  # it lives in an application
                 lines = [exc.message]
         try:
-            types = [(str(d.type), str(d.state), d.by) for d in self._of_types(ref, lambda t: t.all("type"))]
+            with self.console.proxy(TypesProxy, ref) as proxy:
+                types = [(str(d.type), str(d.state), d.by) for d in proxy.all("type")]
         except ConfigurationError:  # it has no type repository
             types = []
         return NodeAnswer(details, clients, found, {}, lines, types, _accounts(self.console.config))
@@ -222,18 +214,20 @@ class _Page:
         key: Any = ("type", TypeName(name, version))
 
         def remove(ref: ServiceRef) -> str:
-            return "is gone" if self._of_types(ref, lambda t: t.remove(key)) else "is deprecated: it is in use"
+            with self.console.proxy(TypesProxy, ref) as proxy:
+                return "is gone" if proxy.remove(key) else "is deprecated: it is in use"
 
         await self._do(f"Remove type {name} {version}?", f"Type {name} {version} {{}}.", remove)
 
     async def _add_type(self, schema: str) -> None:
         data = schema.encode()
         bundle = SchemaBundle("schema.xsd", (("schema.xsd", data),))
-        added = "Type {} is there."
-        await self._do(
-            f"Add a type by these {len(data):,} bytes of schema?", added,
-            lambda ref: self._of_types(ref, lambda t: t.add("type", bundle, None, "")).type,
-        )  # fmt: skip
+
+        def add(ref: ServiceRef) -> TypeName:
+            with self.console.proxy(TypesProxy, ref) as proxy:
+                return proxy.add("type", bundle, None, "").type
+
+        await self._do(f"Add a type by these {len(data):,} bytes of schema?", "Type {} is there.", add)
 
     async def _add_user(self) -> None:
         name, password = self.user.value or "", self.password.value or ""
@@ -324,21 +318,9 @@ class _Page:
 
     # -- calls, which block -------------------------------------------------------------------------------------
 
-    @contextmanager
-    def _calls(self, ref: ServiceRef) -> Iterator[NodeClient]:
+    def _calls(self, ref: ServiceRef) -> closing[NodeClient]:
         assert self.console.nodes is not None
-        calls = self.console.nodes(ref.endpoints[0], self.console.config.security())
-        try:
-            yield calls
-        finally:
-            calls.close()
-
-    def _of_types(self, ref: ServiceRef, what: Callable[[TypesProxy], T]) -> T:
-        proxy = TypesProxy(ref, self.console.config.security(), timeout=ANSWER_SECONDS)
-        try:
-            return what(proxy)
-        finally:
-            proxy.close()
+        return closing(self.console.nodes(ref.endpoints[0], self.console.config.security()))
 
 
 def _password_file(config: Config) -> Path | None:

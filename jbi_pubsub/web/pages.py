@@ -39,6 +39,7 @@ from .console import (
     later,
     mount,
     numbered,
+    offer,
     region,
     said,
     show_rows,
@@ -92,47 +93,46 @@ def _build(console: Console) -> None:
 
 
 def _overview(console: Console) -> None:
-    with console.frame("Overview"):
-        problem = words("p", "", "jbi-problem").props("role=status")
-        tiles = ui.element("dl").classes("jbi-tiles")
-        names = {"published": "published", "delivered": "delivered", "waiting": "waiting", "lost": "lost",
-                 "subscriptions": "subscriptions", "mail": "mails waiting"}  # fmt: skip
-        values = {}
-        with tiles:
-            for name, label in names.items():
-                with ui.element("div"):
-                    words("dt", label)
-                    values[name] = words("dd", "-")
-        full: list[Any] = []
-        with region("What is wrong", "jbi-alarms"):
-            wrong = table(
-                (("what", "What"), ("where", "Where"), ("do", "What to do"), ("go", "Go to")),
-                empty="Nothing is wrong", searched=False,
-            )  # fmt: skip
-            add_action(wrong, "go", '<a class="jbi-link" :href="props.row.href" :aria-label="props.row.key">More</a>')
-        with ui.element("div").classes("jbi-wide"):
-            wide = Canvas()
-        with ui.element("div").classes("jbi-narrow"):
-            narrow = Canvas()
-        words("p", "Rates are objects per second over the last ten seconds. A server leads to its subscriptions.",
-              "jbi-note")  # fmt: skip
+    problem = words("p", "", "jbi-problem").props("role=status")
+    tiles = ui.element("dl").classes("jbi-tiles")
+    names = {"published": "published", "delivered": "delivered", "waiting": "waiting", "lost": "lost",
+             "subscriptions": "subscriptions", "mail": "mails waiting"}  # fmt: skip
+    values = {}
+    with tiles:
+        for name, label in names.items():
+            with ui.element("div"):
+                words("dt", label)
+                values[name] = words("dd", "-")
+    full: list[Any] = []
+    with region("What is wrong", "jbi-alarms"):
+        wrong = table(
+            (("what", "What"), ("where", "Where"), ("do", "What to do"), ("go", "Go to")),
+            empty="Nothing is wrong", searched=False,
+        )  # fmt: skip
+        add_action(wrong, "go", '<a class="jbi-link" :href="props.row.href" :aria-label="props.row.key">More</a>')
+    with ui.element("div").classes("jbi-wide"):
+        wide = Canvas()
+    with ui.element("div").classes("jbi-narrow"):
+        narrow = Canvas()
+    words("p", "Rates are objects per second over the last ten seconds. A server leads to its subscriptions.",
+          "jbi-note")  # fmt: skip
 
-        def look() -> None:
-            shot = console.observer.snapshot()
-            problem.text = shot.problem
-            problem.set_visibility(bool(shot.problem))
-            for name, text in totals(shot).items():
-                values[name].text = text
-            show_rows(wrong, alarm_rows(alarms(shot, full)))
-            wide.show(picture(shot))
-            narrow.show(picture(shot, narrow=True))
+    def look() -> None:
+        shot = console.observer.snapshot()
+        problem.text = shot.problem
+        problem.set_visibility(bool(shot.problem))
+        for name, text in totals(shot).items():
+            values[name].text = text
+        show_rows(wrong, alarm_rows(alarms(shot, full)))
+        wide.show(picture(shot))
+        narrow.show(picture(shot, narrow=True))
 
-        async def fill() -> None:
-            full[:] = await console.call(full_queues, console.observer)
+    async def fill() -> None:
+        full[:] = await console.call(full_queues, console.observer)
 
-        look()
-        ui.timer(LOOK_SECONDS, look)
-        ui.timer(PAGE_SECONDS, fill)
+    look()
+    ui.timer(LOOK_SECONDS, look)
+    ui.timer(PAGE_SECONDS, fill)
 
 
 def alarm_rows(found: Sequence[Alarm]) -> list[dict[str, Any]]:
@@ -161,73 +161,71 @@ def totals(shot: Snapshot) -> dict[str, str]:
 
 
 def _servers(console: Console) -> None:
-    with console.frame("Servers"):
-        with region("Servers"):
-            servers = table(
-                (("name", "Name"), ("kind", "Kind"), ("address", "Address"), ("state", "State"), ("up", "#Up"),
-                 ("connections", "#Connections"), ("regs", "#Registrations"), ("subs", "#Subscriptions"),
-                 ("in", "#In"), ("out", "#Out")),
-                empty="No server has been found yet", whole=("address",),
-            )  # fmt: skip
-        with region("Types"):
-            types = table(
-                (("server", "Server"), ("name", "Type"), ("registrations", "#Registrations"),
-                 ("published", "#Published"), ("unmatched", "#Unmatched"), ("subscriptions", "#Subscriptions")),
-                empty="Nothing is published", rows=ROWS,
-            )  # fmt: skip
-        publishers, subscribers = _party_tables()
-        with region("Leases that end next"):
-            leases = table(
-                (("left", "#Seconds left"), ("kind", "Holder"), ("name", "Name"), ("server", "At")),
-                empty="No leases are held", rows=10,
-            )  # fmt: skip
-            words("p", "Leases are renewed at 2/5 of their term. One that only gets shorter belongs to a dead client.",
-                  "jbi-note")  # fmt: skip
-        with region("Mail"):
-            mail = table(
-                (("server", "Delegate"), ("subscriptions", "#E-mail subscriptions"), ("waiting", "#Waiting"),
-                 ("mailed", "#Sent"), ("why", "Why it waits"), ("smtp", "Mail server")),
-                empty="No delegate has e-mail subscriptions", whole=("smtp",),
-            )  # fmt: skip
-        with region("Losses and faults"):
-            losses = table(
-                (("server", "At"), ("what", "Cause or step"), ("kind", "Kind"), ("count", "#Times")),
-                empty="Nothing was lost, nothing failed",
-            )  # fmt: skip
+    with region("Servers"):
+        servers = table(
+            (("name", "Name"), ("kind", "Kind"), ("address", "Address"), ("state", "State"), ("up", "#Up"),
+             ("connections", "#Connections"), ("regs", "#Registrations"), ("subs", "#Subscriptions"),
+             ("in", "#In"), ("out", "#Out")),
+            empty="No server has been found yet", whole=("address",),
+        )  # fmt: skip
+    with region("Types"):
+        types = table(
+            (("server", "Server"), ("name", "Type"), ("registrations", "#Registrations"),
+             ("published", "#Published"), ("unmatched", "#Unmatched"), ("subscriptions", "#Subscriptions")),
+            empty="Nothing is published", rows=ROWS,
+        )  # fmt: skip
+    publishers, subscribers = _party_tables()
+    with region("Leases that end next"):
+        leases = table(
+            (("left", "#Seconds left"), ("kind", "Holder"), ("name", "Name"), ("server", "At")),
+            empty="No leases are held", rows=10,
+        )  # fmt: skip
+        words("p", "Leases are renewed at 2/5 of their term. One that only gets shorter belongs to a dead client.",
+              "jbi-note")  # fmt: skip
+    with region("Mail"):
+        mail = table(
+            (("server", "Delegate"), ("subscriptions", "#E-mail subscriptions"), ("waiting", "#Waiting"),
+             ("mailed", "#Sent"), ("why", "Why it waits"), ("smtp", "Mail server")),
+            empty="No delegate has e-mail subscriptions", whole=("smtp",),
+        )  # fmt: skip
+    with region("Losses and faults"):
+        losses = table(
+            (("server", "At"), ("what", "Cause or step"), ("kind", "Kind"), ("count", "#Times")),
+            empty="Nothing was lost, nothing failed",
+        )  # fmt: skip
 
-        def look() -> None:
-            shot = console.observer.snapshot()
-            show_rows(servers, [_server_row(s) for s in shot.servers])
-            known = disseminators(shot)
-            show_rows(types, [row for s, facts in known for row in _type_rows(s, facts)])
-            show_rows(publishers, [row for s, facts in known for row in _party_rows(s, facts.publishers)])
-            show_rows(subscribers, [row for s, facts in known for row in _party_rows(s, facts.sessions)])
-            ending = [row for s, facts in known for row in _lease_rows(s, facts)]
-            show_rows(leases, sorted(ending, key=lambda row: float(row["left"])))
-            show_rows(mail, [_mail_row(s, facts) for s, facts in known if facts.mailing or facts.mail.queued])
-            show_rows(losses, [row for s in shot.servers for row in _loss_rows(s)])
+    def look() -> None:
+        shot = console.observer.snapshot()
+        show_rows(servers, [_server_row(s) for s in shot.servers])
+        known = disseminators(shot)
+        show_rows(types, [row for s, facts in known for row in _type_rows(s, facts)])
+        show_rows(publishers, [row for s, facts in known for row in _party_rows(s, facts.publishers)])
+        show_rows(subscribers, [row for s, facts in known for row in _party_rows(s, facts.sessions)])
+        ending = [row for s, facts in known for row in _lease_rows(s, facts)]
+        show_rows(leases, sorted(ending, key=lambda row: float(row["left"])))
+        show_rows(mail, [_mail_row(s, facts) for s, facts in known if facts.mailing or facts.mail.queued])
+        show_rows(losses, [row for s in shot.servers for row in _loss_rows(s)])
 
-        look()
-        ui.timer(LOOK_SECONDS, look)
+    look()
+    ui.timer(LOOK_SECONDS, look)
 
 
 def _federations(console: Console) -> None:
     """Federations of simulations."""
-    with console.frame("Federations"):
-        made = {}
-        for title, heads in simulations.TABLES.items():
-            with region(title):
-                made[title] = table(headed(heads), empty="No simulation runs here", rows=ROWS)
-        words("p", "Counts of a federate: objects that it may delete, updates sent, values reflected to it, "
-              "interactions sent and received, messages that wait for it. One without a time has finished.",
-              "jbi-note")  # fmt: skip
+    made = {}
+    for title, heads in simulations.TABLES.items():
+        with region(title):
+            made[title] = table(headed(heads), empty="No simulation runs here", rows=ROWS)
+    words("p", "Counts of a federate: objects that it may delete, updates sent, values reflected to it, "
+          "interactions sent and received, messages that wait for it. One without a time has finished.",
+          "jbi-note")  # fmt: skip
 
-        def look() -> None:
-            for title, rows in simulations.rows_of(console.observer.snapshot().rtis).items():
-                show_rows(made[title], numbered(simulations.TABLES[title], rows))
+    def look() -> None:
+        for title, rows in simulations.rows_of(console.observer.snapshot().rtis).items():
+            show_rows(made[title], numbered(simulations.TABLES[title], rows))
 
-        look()
-        ui.timer(LOOK_SECONDS, look)
+    look()
+    ui.timer(LOOK_SECONDS, look)
 
 
 def _party_tables() -> tuple[ui.table, ui.table]:
@@ -332,118 +330,114 @@ def _plots(console: Console) -> None:
         ("Lost per second, by cause", tuple(f"lost.{cause}" for cause in Cause)),
         ("Lookup services: per second", ("lookups", "changes", "events")),
     )
-    with console.frame("Plots"):
-        with ui.element("div").classes("jbi-form"):
-            at = ui.select({"": "all servers"}, value="", label="Server")
-        charts = []
-        with ui.element("div").classes("jbi-plots"):
-            for title, names in plots:
-                charts.append((SeriesPlot(title), names))
-        words("p", "The delay is without the time in a queue. The page Objects shows the age of objects on arrival.",
-              "jbi-note")  # fmt: skip
+    with ui.element("div").classes("jbi-form"):
+        at = ui.select({"": "all servers"}, value="", label="Server")
+    charts = []
+    with ui.element("div").classes("jbi-plots"):
+        for title, names in plots:
+            charts.append((SeriesPlot(title), names))
+    words("p", "The delay is without the time in a queue. The page Objects shows the age of objects on arrival.",
+          "jbi-note")  # fmt: skip
 
-        def look() -> None:
-            shot = console.observer.snapshot()
-            titles = {s.id: f"{s.kind} {s.title}" for s in shot.servers}
-            if at.options != {"": "all servers", **titles}:
-                at.set_options({"": "all servers", **titles}, value=at.value if at.value in titles else "")
-            for made, names in charts:
-                lines = [
-                    (LEGENDS.get(n, n.removeprefix("lost.")), console.observer.history(n, at.value or ""))
-                    for n in names
-                ]
-                moving = [(n, points) for n, points in lines if len(names) < 5 or any(p.value for p in points)]
-                made.show(moving, shot.at)
+    def look() -> None:
+        shot = console.observer.snapshot()
+        titles = {s.id: f"{s.kind} {s.title}" for s in shot.servers}
+        offer(at, {"": "all servers", **titles}, "")
+        for made, names in charts:
+            lines = [
+                (LEGENDS.get(n, n.removeprefix("lost.")), console.observer.history(n, at.value or "")) for n in names
+            ]
+            moving = [(n, points) for n, points in lines if len(names) < 5 or any(p.value for p in points)]
+            made.show(moving, shot.at)
 
-        look()
-        ui.timer(LOOK_SECONDS, look)
+    look()
+    ui.timer(LOOK_SECONDS, look)
 
 
 def _objects(console: Console, wanted: str) -> None:
     state: dict[str, Any] = {"watched": None, "selected": "", "came": -1}
-    with console.frame("Objects"):
-        with ui.element("div").classes("jbi-form"):
-            kinds = ui.select([], label="Type", with_input=False).classes("jbi-grow")
-            button = action("Show its objects")
-        status = words("p", "Choose a type: this page subscribes to it.", "jbi-note").props("role=status")
-        with later() as parts:
-            with ui.element("div").classes("jbi-pair jbi-live"):
-                with region("Map") as map_:
-                    where = Canvas()
-                with region("Object"):
-                    about = words("p", "", "jbi-note")
-                    metadata = words("pre", "", "jbi-code").props('tabindex=0 aria-label="Metadata"')
-                    payload = words("pre", "", "jbi-code").props('tabindex=0 aria-label="Payload"')
-            rows = table(
-                (("time", "Published"), ("sequence", "#Number"), ("age", "#Age on arrival"), ("size", "#Payload"),
-                 ("where", "Where"), ("id", "Id"), ("look", "Look")), empty="No object has come yet", whole=("id",),
-            )  # fmt: skip
-            add_action(
-                rows, "look",
-                """<q-btn flat dense no-caps color="primary" label="Look" :aria-label="'Look at ' + props.row.id"
-                   @click="() => $parent.$emit('look', props.row.key)" />""",
-            )  # fmt: skip
+    with ui.element("div").classes("jbi-form"):
+        kinds = ui.select([], label="Type", with_input=False).classes("jbi-grow")
+        button = action("Show its objects")
+    status = words("p", "Choose a type: this page subscribes to it.", "jbi-note").props("role=status")
+    with later() as parts:
+        with ui.element("div").classes("jbi-pair jbi-live"):
+            with region("Map") as map_:
+                where = Canvas()
+            with region("Object"):
+                about = words("p", "", "jbi-note")
+                metadata = words("pre", "", "jbi-code").props('tabindex=0 aria-label="Metadata"')
+                payload = words("pre", "", "jbi-code").props('tabindex=0 aria-label="Payload"')
+        rows = table(
+            (("time", "Published"), ("sequence", "#Number"), ("age", "#Age on arrival"), ("size", "#Payload"),
+             ("where", "Where"), ("id", "Id"), ("look", "Look")), empty="No object has come yet", whole=("id",),
+        )  # fmt: skip
+        add_action(
+            rows, "look",
+            """<q-btn flat dense no-caps color="primary" label="Look" :aria-label="'Look at ' + props.row.id"
+               @click="() => $parent.$emit('look', props.row.key)" />""",
+        )  # fmt: skip
 
-        def look() -> None:
-            known = disseminators(console.observer.snapshot())
-            names = sorted({t.name for _, facts in known for t in facts.types if t.of == 1})
-            if kinds.options != names:
-                kinds.set_options(
-                    names, value=kinds.value if kinds.value in names else (wanted if wanted in names else None)
-                )
-            if state["watched"] is None:
-                return
-            seen, came = console.objects.last(*state["watched"])
-            parts.set_visibility(bool(seen))
-            if (came, state["selected"]) == state["came"]:
-                return
-            state["came"] = (came, state["selected"])
-            status.text = f"{came:,} objects have come; the last {len(seen)} are shown"
-            show_rows(rows, [
-                {"key": o.object_id, "time": time.strftime("%H:%M:%S", time.localtime(o.arrived - o.age)),
-                 "sequence": f"{o.sequence:,}", "age": f"{o.age * 1000:,.0f} ms", "size": f"{o.size:,} B",
-                 "where": "; ".join(f"{p.north:g}, {p.east:g}" for p in o.places[:3]), "id": o.object_id[-24:]}
-                for o in seen
-            ])  # fmt: skip
-            map_.set_visibility(any(o.places for o in seen))
-            where.show(chart([(f"#{o.sequence}", p) for o in seen for p in o.places]))
-            chosen = next((o for o in seen if o.object_id == state["selected"]), seen[0] if seen else None)
-            if chosen is not None:
-                about.text = f"{chosen.type}, {chosen.object_id}"
-                metadata.text, payload.text = chosen.metadata, chosen.payload
+    def look() -> None:
+        known = disseminators(console.observer.snapshot())
+        names = sorted({t.name for _, facts in known for t in facts.types if t.of == 1})
+        if kinds.options != names:
+            kinds.set_options(
+                names, value=kinds.value if kinds.value in names else (wanted if wanted in names else None)
+            )
+        if state["watched"] is None:
+            return
+        seen, came = console.objects.last(*state["watched"])
+        parts.set_visibility(bool(seen))
+        if (came, state["selected"]) == state["came"]:
+            return
+        state["came"] = (came, state["selected"])
+        status.text = f"{came:,} objects have come; the last {len(seen)} are shown"
+        show_rows(rows, [
+            {"key": o.object_id, "time": time.strftime("%H:%M:%S", time.localtime(o.arrived - o.age)),
+             "sequence": f"{o.sequence:,}", "age": f"{o.age * 1000:,.0f} ms", "size": f"{o.size:,} B",
+             "where": "; ".join(f"{p.north:g}, {p.east:g}" for p in o.places[:3]), "id": o.object_id[-24:]}
+            for o in seen
+        ])  # fmt: skip
+        map_.set_visibility(any(o.places for o in seen))
+        where.show(chart([(f"#{o.sequence}", p) for o in seen for p in o.places]))
+        chosen = next((o for o in seen if o.object_id == state["selected"]), seen[0] if seen else None)
+        if chosen is not None:
+            about.text = f"{chosen.type}, {chosen.object_id}"
+            metadata.text, payload.text = chosen.metadata, chosen.payload
 
-        def choose(event: GenericEventArguments) -> None:
-            state["selected"] = str(event.args)
-            look()
-
-        async def leave() -> None:
-            watched, state["watched"] = state["watched"], None
-            if watched is not None:
-                await console.call(console.objects.leave, *watched)
-
-        async def watch() -> None:
-            if not kinds.value:
-                status.text = "No type is chosen."
-                return
-            name, _, version = kinds.value.rpartition(" ")
-            button.disable()
-            try:
-                await leave()
-                await console.call(console.objects.watch, name, version)
-                state["watched"], state["came"] = (name, version), -1
-                if ui.context.client.is_deleted:  # the page was left meanwhile
-                    await leave()
-            except JbiError as exc:
-                status.text = said(exc)
-            finally:
-                button.enable()
-            look()
-
-        rows.on("look", choose)
-        button.on_click(watch)
-        ui.context.client.on_delete(leave)
+    def choose(event: GenericEventArguments) -> None:
+        state["selected"] = str(event.args)
         look()
-        ui.timer(LOOK_SECONDS, look)
+
+    async def leave() -> None:
+        watched, state["watched"] = state["watched"], None
+        if watched is not None:
+            await console.call(console.objects.leave, *watched)
+
+    async def watch() -> None:
+        if not kinds.value:
+            status.text = "No type is chosen."
+            return
+        name, _, version = kinds.value.rpartition(" ")
+        button.disable()
+        try:
+            await leave()
+            await console.call(console.objects.watch, name, version)
+            state["watched"], state["came"] = (name, version), -1
+            if ui.context.client.is_deleted:  # the page was left meanwhile
+                await leave()
+        except JbiError as exc:
+            status.text = said(exc)
+        finally:
+            button.enable()
+        look()
+
+    rows.on("look", choose)
+    button.on_click(watch)
+    ui.context.client.on_delete(leave)
+    look()
+    ui.timer(LOOK_SECONDS, look)
 
 
 def lasted(seconds: float) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import closing
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -15,12 +14,11 @@ from nicegui.events import GenericEventArguments
 from jbi_pubsub.core.errors import JbiError
 from jbi_pubsub.core.series import Counter, Gauge
 from jbi_pubsub.core.values import converted
-from jbi_pubsub.protocol.services import SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS, SubscriptionsProxy
 from jbi_pubsub.protocol.status.delegate import ListedSubscription
 
-from .console import SEARCH_MOST, Console, add_action, later, region, said, search_field, show_rows, table, words
+from .console import SEARCH_MOST, Console, add_action, later, offer, region, said, search_field, show_rows, table, words
 from .explain import ExplainForm, readable
-from .federation import ANSWER_SECONDS, HISTORY_SECONDS, disseminators, harmless
+from .federation import HISTORY_SECONDS, disseminators, harmless
 from .plots import SeriesPlot
 from .remedies import remedy
 
@@ -49,13 +47,11 @@ def build(console: Console) -> None:
 
     @console.page("/subscriptions")
     def _(server: str = "", order: str = "number") -> None:
-        with console.frame("Subscriptions"):
-            _ListPage(console, server, order if order in ORDERS else "number")
+        _ListPage(console, server, order if order in ORDERS else "number")
 
     @console.page("/subscription")
     def _(uid: str = "") -> None:
-        with console.frame("Subscription"):
-            _SubscriptionPage(console, uid[:SEARCH_MOST])
+        _SubscriptionPage(console, uid[:SEARCH_MOST])
 
 
 class _ListPage:
@@ -103,7 +99,7 @@ class _ListPage:
         try:
             observer, at, page = self._console.observer, self._at, self._page
             titles = {s.id: s.title for s, _ in disseminators(observer.snapshot())}
-            at.set_options({"": "all servers", **titles}, value=at.value if at.value in titles else "")
+            offer(at, {"": "all servers", **titles}, "")
             asked = [at.value] if at.value else list(titles)
             search, order, start = self._search.value or "", self._order.value, (page["page"] - 1) * ROWS
             total, shown, silent = await self._console.call(
@@ -227,12 +223,12 @@ def subscription_row(server: str, row: ListedSubscription, titles: dict[str, str
     }
 
 
-def brief(text: str, most: int = CUT) -> str:
+def brief(text: str) -> str:
     """The beginning of a predicate, cut between two words where there are some."""
-    if len(text) <= most:
+    if len(text) <= CUT:
         return text
-    head = text[: most - 1]
-    return f"{head[:place] if (place := head.rfind(' ')) > most // 2 else head}…"
+    head = text[: CUT - 1]
+    return f"{head[:place] if (place := head.rfind(' ')) > CUT // 2 else head}…"
 
 
 def _called(row: ListedSubscription) -> str:
@@ -270,9 +266,8 @@ def _durables(console: Console) -> tuple[list[dict[str, Any]], str]:
     rows, troubles = list[dict[str, Any]](), list[str]()
     having = [s for s, d in disseminators(console.observer.snapshot()) if d.archive is not UNSET and not s.error]
     for server in having[:SERVERS_MOST]:
-        ref = msgspec.structs.replace(server.ref, exported=SUBSCRIPTIONS, methods=SUBSCRIPTIONS_METHODS)
         try:
-            with closing(SubscriptionsProxy(ref, console.config.security(), timeout=ANSWER_SECONDS)) as proxy:
+            with console.subscriptions(server) as proxy:
                 told = converted(harmless(proxy.durable_subscriptions()), list[DurableFacts])
         except JbiError as exc:
             troubles.append(f"{server.title}: {said(exc)}")
