@@ -89,7 +89,7 @@ def _build(console: Console) -> None:
 
     @console.page("/objects")
     def _(type: str = "") -> None:  # noqa: A002  # the query's word
-        _objects(console, type)
+        _ObjectsPage(console, type)
 
 
 def _overview(console: Console) -> None:
@@ -354,90 +354,93 @@ def _plots(console: Console) -> None:
     ui.timer(LOOK_SECONDS, look)
 
 
-def _objects(console: Console, wanted: str) -> None:
-    state: dict[str, Any] = {"watched": None, "selected": "", "came": -1}
-    with ui.element("div").classes("jbi-form"):
-        kinds = ui.select([], label="Type", with_input=False).classes("jbi-grow")
-        button = action("Show its objects")
-    status = words("p", "Choose a type: this page subscribes to it.", "jbi-note").props("role=status")
-    with later() as parts:
-        with ui.element("div").classes("jbi-pair jbi-live"):
-            with region("Map") as map_:
-                where = Canvas()
-            with region("Object"):
-                about = words("p", "", "jbi-note")
-                metadata = words("pre", "", "jbi-code").props('tabindex=0 aria-label="Metadata"')
-                payload = words("pre", "", "jbi-code").props('tabindex=0 aria-label="Payload"')
-        rows = table(
-            (("time", "Published"), ("sequence", "#Number"), ("age", "#Age on arrival"), ("size", "#Payload"),
-             ("where", "Where"), ("id", "Id"), ("look", "Look")), empty="No object has come yet", whole=("id",),
-        )  # fmt: skip
-        add_action(
-            rows, "look",
-            """<q-btn flat dense no-caps color="primary" label="Look" :aria-label="'Look at ' + props.row.id"
-               @click="() => $parent.$emit('look', props.row.key)" />""",
-        )  # fmt: skip
+class _ObjectsPage:
+    """One tab's. It subscribes to the type that is chosen."""
 
-    def look() -> None:
-        known = disseminators(console.observer.snapshot())
+    def __init__(self, console: Console, wanted: str) -> None:
+        self._console, self._wanted = console, wanted
+        self._watched: tuple[str, str] | None = None
+        """Name and version."""
+        self._selected = ""
+        self._shown: tuple[int, str] | None = None
+        """How many objects had come, and which was selected, when the page was made last."""
+        with ui.element("div").classes("jbi-form"):
+            self._kinds = ui.select({}, label="Type", with_input=False).classes("jbi-grow")
+            self._button = action("Show its objects", on_click=self._watch)
+        self._status = words("p", "Choose a type: this page subscribes to it.", "jbi-note").props("role=status")
+        with later() as self._parts:
+            with ui.element("div").classes("jbi-pair jbi-live"):
+                with region("Map") as self._map:
+                    self._chart = Canvas()
+                with region("Object"):
+                    self._about = words("p", "", "jbi-note")
+                    self._metadata = words("pre", "", "jbi-code").props('tabindex=0 aria-label="Metadata"')
+                    self._payload = words("pre", "", "jbi-code").props('tabindex=0 aria-label="Payload"')
+            self._rows = table(
+                (("time", "Published"), ("sequence", "#Number"), ("age", "#Age on arrival"), ("size", "#Payload"),
+                 ("where", "Where"), ("id", "Id"), ("look", "Look")), empty="No object has come yet", whole=("id",),
+            )  # fmt: skip
+            add_action(
+                self._rows, "look",
+                """<q-btn flat dense no-caps color="primary" label="Look" :aria-label="'Look at ' + props.row.id"
+                   @click="() => $parent.$emit('look', props.row.key)" />""",
+            )  # fmt: skip
+        self._rows.on("look", self._choose)
+        ui.context.client.on_delete(self._leave)
+        self._look()
+        ui.timer(LOOK_SECONDS, self._look)
+
+    def _look(self) -> None:
+        known = disseminators(self._console.observer.snapshot())
         names = sorted({t.name for _, facts in known for t in facts.types if t.of == 1})
-        if kinds.options != names:
-            kinds.set_options(
-                names, value=kinds.value if kinds.value in names else (wanted if wanted in names else None)
-            )
-        if state["watched"] is None:
+        offer(self._kinds, {name: name for name in names}, self._wanted if self._wanted in names else None)
+        if self._watched is None:
             return
-        seen, came = console.objects.last(*state["watched"])
-        parts.set_visibility(bool(seen))
-        if (came, state["selected"]) == state["came"]:
+        seen, came = self._console.objects.last(*self._watched)
+        self._parts.set_visibility(bool(seen))
+        if self._shown == (came, self._selected):
             return
-        state["came"] = (came, state["selected"])
-        status.text = f"{came:,} objects have come; the last {len(seen)} are shown"
-        show_rows(rows, [
+        self._shown = came, self._selected
+        self._status.text = f"{came:,} objects have come; the last {len(seen)} are shown"
+        show_rows(self._rows, [
             {"key": o.object_id, "time": time.strftime("%H:%M:%S", time.localtime(o.arrived - o.age)),
              "sequence": f"{o.sequence:,}", "age": f"{o.age * 1000:,.0f} ms", "size": f"{o.size:,} B",
              "where": "; ".join(f"{p.north:g}, {p.east:g}" for p in o.places[:3]), "id": o.object_id[-24:]}
             for o in seen
         ])  # fmt: skip
-        map_.set_visibility(any(o.places for o in seen))
-        where.show(chart([(f"#{o.sequence}", p) for o in seen for p in o.places]))
-        chosen = next((o for o in seen if o.object_id == state["selected"]), seen[0] if seen else None)
+        self._map.set_visibility(any(o.places for o in seen))
+        self._chart.show(chart([(f"#{o.sequence}", p) for o in seen for p in o.places]))
+        chosen = next((o for o in seen if o.object_id == self._selected), seen[0] if seen else None)
         if chosen is not None:
-            about.text = f"{chosen.type}, {chosen.object_id}"
-            metadata.text, payload.text = chosen.metadata, chosen.payload
+            self._about.text = f"{chosen.type}, {chosen.object_id}"
+            self._metadata.text, self._payload.text = chosen.metadata, chosen.payload
 
-    def choose(event: GenericEventArguments) -> None:
-        state["selected"] = str(event.args)
-        look()
+    def _choose(self, event: GenericEventArguments) -> None:
+        self._selected = str(event.args)
+        self._look()
 
-    async def leave() -> None:
-        watched, state["watched"] = state["watched"], None
+    async def _leave(self) -> None:
+        watched, self._watched = self._watched, None
         if watched is not None:
-            await console.call(console.objects.leave, *watched)
+            await self._console.call(self._console.objects.leave, *watched)
 
-    async def watch() -> None:
-        if not kinds.value:
-            status.text = "No type is chosen."
+    async def _watch(self) -> None:
+        if not self._kinds.value:
+            self._status.text = "No type is chosen."
             return
-        name, _, version = kinds.value.rpartition(" ")
-        button.disable()
+        name, _, version = self._kinds.value.rpartition(" ")
+        self._button.disable()
         try:
-            await leave()
-            await console.call(console.objects.watch, name, version)
-            state["watched"], state["came"] = (name, version), -1
+            await self._leave()
+            await self._console.call(self._console.objects.watch, name, version)
+            self._watched, self._shown = (name, version), None
             if ui.context.client.is_deleted:  # the page was left meanwhile
-                await leave()
+                await self._leave()
         except JbiError as exc:
-            status.text = said(exc)
+            self._status.text = said(exc)
         finally:
-            button.enable()
-        look()
-
-    rows.on("look", choose)
-    button.on_click(watch)
-    ui.context.client.on_delete(leave)
-    look()
-    ui.timer(LOOK_SECONDS, look)
+            self._button.enable()
+        self._look()
 
 
 def lasted(seconds: float) -> str:
