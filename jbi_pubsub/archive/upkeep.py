@@ -273,7 +273,7 @@ class Upkeep:
         """A pack, and what is in it."""
         metadata, payloads = self._stores
         path = seal(of, records, self._folder / PACKS, metadata=metadata, payloads=payloads, gone=gone)
-        self._summarize(path, [record for record in records if record.position not in gone])
+        _summarize(path, [record for record in records if record.position not in gone])
 
     def _take_out(self, positions: Sequence[int]) -> None:
         """Make packs anew without these."""
@@ -286,30 +286,7 @@ class Upkeep:
                 records = list(pack.read(0, MAX_POSITION))
                 self._make(_without_damage(pack), records, gone)
 
-    # -- what packs hold ----------------------------------------------------------------------------------------
-
-    def _summarize(self, path: Path, records: Iterable[Record]) -> tuple[Holding, ...]:
-        found = holdings(item for record in records if (item := _item(record)) is not None)
-        summary = path.with_suffix(SUMMARY)
-        try:
-            data = msgspec.msgpack.encode((stamp(path), found))
-            with written(summary, is_durable=False) as file:
-                file.write(zlib.crc32(data).to_bytes(4, "big") + data)
-        except OSError as exc:
-            log.warning("%s: %s", summary, exc.strerror)  # it is derived: read from the pack when it is asked for
-        return found
-
-    def _holdings(self, path: Path) -> tuple[Holding, ...]:
-        try:
-            said = path.with_suffix(SUMMARY).read_bytes()
-            if said[:4] == zlib.crc32(said[4:]).to_bytes(4, "big"):
-                made_of, found = decoded(_summary, said[4:], "summary")
-                if made_of == stamp(path):
-                    return found
-        except (OSError, ProtocolError):
-            pass  # read below
-        with closing(Pack(path, self._archive)) as pack:
-            return self._summarize(path, pack.read(0, MAX_POSITION))
+    # -- what there is ------------------------------------------------------------------------------------------
 
     def _tell_stored(self) -> None:
         """Tell how much there is, if that has changed."""
@@ -355,7 +332,7 @@ class Upkeep:
 
     def _plan(self, path: Path, retention: Retention, keys: _Keys) -> _Plan:
         """Plan of what goes of a pack."""
-        held = self._holdings(path)
+        held = holdings_of(path, self._archive)
         fates = {(each.type, each.version): retention.whole(each) for each in held}
         plan = _Plan(path, held, LossSpans(self.deleted))
         with closing(Pack(path, self._archive)) as pack:
@@ -522,6 +499,32 @@ def _fate(retention: Retention, record: Record, keys: _Keys) -> Fate:
     if rule is not None and rule.latest_by:
         item = msgspec.structs.replace(item, key=keys.of(Parcel.received(record.data), rule.latest_by))
     return retention.one(item)
+
+
+def holdings_of(path: Path, archive: bytes) -> tuple[Holding, ...]:
+    """Holdings of a pack, by type: as the summary beside it says, else as it says itself. Raises StorageError."""
+    try:
+        said = path.with_suffix(SUMMARY).read_bytes()
+        if said[:4] == zlib.crc32(said[4:]).to_bytes(4, "big"):
+            made_of, found = decoded(_summary, said[4:], "summary")
+            if made_of == stamp(path):
+                return found
+    except (OSError, ProtocolError):
+        pass  # read below
+    with closing(Pack(path, archive)) as pack:
+        return _summarize(path, pack.read(0, MAX_POSITION))
+
+
+def _summarize(path: Path, records: Iterable[Record]) -> tuple[Holding, ...]:
+    found = holdings(item for record in records if (item := _item(record)) is not None)
+    summary = path.with_suffix(SUMMARY)
+    try:
+        data = msgspec.msgpack.encode((stamp(path), found))
+        with written(summary, is_durable=False) as file:
+            file.write(zlib.crc32(data).to_bytes(4, "big") + data)
+    except OSError as exc:
+        log.warning("%s: %s", summary, exc.strerror)  # it is derived: read from the pack when it is asked for
+    return found
 
 
 def _item(record: Record) -> Item | None:

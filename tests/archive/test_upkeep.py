@@ -15,7 +15,7 @@ import pytest
 from kept import TRACK, Reader, asking, found, parcel, publish, until
 
 from jbi_pubsub.archive.engine import Archive
-from jbi_pubsub.archive.upkeep import SUMMARY, Retained, Upkeep
+from jbi_pubsub.archive.upkeep import SUMMARY, Retained, Upkeep, holdings_of
 from jbi_pubsub.core.errors import StorageError, report
 from jbi_pubsub.core.history import Consumer, GivenUp, HistoryQuery, KeepRule, Scope
 from jbi_pubsub.core.info_object import Head, Parcel, TypeName, pack
@@ -146,18 +146,15 @@ def test_a_summary_with_a_bit_turned_is_made_anew(opened: Callable[..., Archive]
     sealed(archive)
     archive.close()
     folder = archive.folder
-    upkeep = Upkeep(
-        folder.path, folder.archive, lambda _: None, lambda what: what(), metadata="deflated", payloads="file"
-    )
     path = min((folder.path / "packs").glob("*.pack"))
     file = path.with_suffix(SUMMARY)
-    said, whole = upkeep._holdings(path), file.read_bytes()
+    said, whole = holdings_of(path, folder.archive), file.read_bytes()
     # When any bit of it is turned, or it ends anywhere
     for place in range(len(whole)):
         for damaged in (whole[:place], whole[:place] + bytes((whole[place] ^ 1 << place % 8,)) + whole[place + 1 :]):
             file.write_bytes(damaged)
             # Expect what rules go by to be what is in the pack, and the file to say so again
-            assert upkeep._holdings(path) == said
+            assert holdings_of(path, folder.archive) == said
             assert file.read_bytes() == whole
 
 
