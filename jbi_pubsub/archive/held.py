@@ -41,21 +41,17 @@ class _TypeState(msgspec.Struct, array_like=True):
 _decoder = decoder_of(_TypeState)
 
 
-def decode_known(data: bytes) -> _TypeState:
-    """Decode what `TypeIndex.known` has made. Raises msgspec.DecodeError."""
-    return _decoder.decode(data)
-
-
 class TypeIndex:
     """A type, its paths, and what there is of them. One thread at a time."""
 
-    def __init__(self, number: int, known: _TypeState | None = None) -> None:
+    def __init__(self, number: int, known: bytes | None = None) -> None:
+        """`known`: what another one has made. Raises msgspec.DecodeError."""
+        state = _decoder.decode(known) if known else _TypeState([], b"", [[]] * 3, False, False)
         self.number = number
-        self.paths = TypePaths(known.paths if known is not None else ())
-        self.flags = bytearray(known.flags if known is not None else b"")
-        self.kinds = [frozenset(each) for each in known.kinds] if known is not None else [frozenset[int]()] * 3
-        self.has_open = known is not None and known.has_open
-        self.has_any = known is not None and known.has_any
+        self.paths = TypePaths(state.paths)
+        self.flags = bytearray(state.flags)
+        self.kinds = [frozenset(each) for each in state.kinds]
+        self.has_open, self.has_any = state.has_open, state.has_any
         self.kind_paths = sum(map(len, self.kinds))
         self.kind_of = {each: place for place, each in enumerate(self.kinds) if place > ANY}
         self.kind_of[frozenset()] = PLAIN

@@ -20,8 +20,7 @@ from typing import Any, Final
 
 import msgspec
 
-from jbi_pubsub.archive.emptied import emptied_by
-from jbi_pubsub.archive.held import LARGE, MORE, NUMBERS, TEXTS, TypeIndex, decode_known
+from jbi_pubsub.archive.held import LARGE, MORE, NUMBERS, TEXTS, TypeIndex
 from jbi_pubsub.archive.marks import PositionMarks
 from jbi_pubsub.archive.plan import Restriction, places
 from jbi_pubsub.archive.query import CandidateCount, Candidates, CompiledScope, asked_of_scope
@@ -65,7 +64,7 @@ class DuckIndex:
         paths of a type that may have some; `enough`: objects of a type that are looked at before any has. Raises
         ConfigurationError without duckdb, StorageError where it can't be made or another process has it."""
         self._duckdb, self._numpy = _libraries()
-        self._folder = folder
+        self._path = folder / NAME
         self._archive = archive
         self._tables = TypeTables(self._numpy, columns=columns, enough=enough)
         self._memory = memory
@@ -92,15 +91,14 @@ class DuckIndex:
     @property
     def size(self) -> int:
         """Bytes on disk."""
-        return sum(path.stat().st_size for path in self._folder.glob(NAME + "*") if path.is_file())
+        return sum(path.stat().st_size for path in self._path.parent.glob(NAME + "*") if path.is_file())
 
     def add(self, records: Iterable[Record], up_to: int) -> None:
         """Take in the objects behind `position`, up to that one: all or none of them. What could not be read since is
         made anew: then `position` is 0, and nothing is taken in."""
         if self.trouble:
-            why = self.trouble
-            self._anew(why)
-            raise StorageError(f"{self._folder / NAME} is built again: {why}", path=str(self._folder / NAME))
+            self._anew(self.trouble)
+            raise StorageError(f"{self._path} is built again: {self.why_anew}", path=str(self._path))
         by_type: dict[tuple[str, str], list[ArchivedHead]] = {}
         count = 0
         for record in records:
@@ -124,9 +122,7 @@ class DuckIndex:
     def forget(self, positions: Sequence[int]) -> None:
         """Objects that are no more, and types and registrations of which there is none any more."""
         with self._transaction() as run:
-            run.register("gone", {"pos": self._numpy.array(positions, dtype="uint64")})
-            types, ended = emptied_by(run, [each.number for each in self._types.values()])
-            run.unregister("gone")
+            types, ended = self._tables.forget(run, positions, [each.number for each in self._types.values()])
         self._types = {name: each for name, each in self._types.items() if each.number not in types}
         self._registrations = {uid: each for uid, each in self._registrations.items() if each not in ended}
 
@@ -139,20 +135,16 @@ class DuckIndex:
         made = self._made(asked, query, after, up_to)
         if made is None:
             return Candidates([], [])
-        exact = made.exact
-        is_plain = exact in ("true", "false")
-        columns = "pos" if is_plain else f"pos, ({exact}) IS TRUE AS exact"
+        is_plain = made.exact in ("true", "false")
+        columns = "pos" if is_plain else f"pos, ({made.exact}) IS TRUE AS exact"
         found = self._asked(made, f"SELECT {columns} FROM {made.rows}").fetchnumpy()  # noqa: S608  # numbers and our own words
-        numpy = self._numpy
-        positions = numpy.ma.getdata(found["pos"])
-        sure = None if is_plain else numpy.ma.getdata(found["exact"])
-        is_newest = query.order == "newest" or bool(query.latest_by)
-        if len(positions) > 1 and not bool((positions[1:] > positions[:-1]).all()):
-            order = numpy.argsort(positions, kind="stable")
-            positions, sure = positions[order], sure if sure is None else sure[order]
-        if is_newest:
-            positions, sure = positions[::-1], sure if sure is None else sure[::-1]
-        return Candidates(positions.tolist(), [exact == "true"] * len(positions) if sure is None else sure.tolist())
+        positions = self._numpy.ma.getdata(found["pos"])
+        order = self._numpy.argsort(positions, kind="stable") if _is_mixed(positions) else slice(None)
+        turned = slice(None, None, -1 if query.order == "newest" or query.latest_by else 1)
+        positions = positions[order][turned].tolist()
+        if is_plain:
+            return Candidates(positions, [made.exact == "true"] * len(positions))
+        return Candidates(positions, self._numpy.ma.getdata(found["exact"])[order][turned].tolist())
 
     def count(
         self, asked: CompiledScope, query: HistoryQuery, after: int, up_to: int, restricted: Restriction | None = None
@@ -226,16 +218,14 @@ class DuckIndex:
     # -- opening ------------------------------------------------------------------------------------------------
 
     def _open(self, end: int) -> None:
-        is_there = (self._folder / NAME).exists()
+        is_there = self._path.exists()
         try:
-            self._connect()
+            self._connection = _connected(self._duckdb, self._path, self._memory)
             if is_there:
                 self._load()
         except self._duckdb.Error as exc:
             if "Could not set lock" in str(exc):
-                raise StorageError(
-                    f"{self._folder / NAME} is in use by another process", path=str(self._folder / NAME)
-                ) from exc
+                raise StorageError(f"{self._path} is in use by another process", path=str(self._path)) from exc
             self._anew(_said(exc))
         except (msgspec.DecodeError, ValueError, LookupError, TypeError) as exc:
             self._anew(str(exc))
@@ -245,29 +235,14 @@ class DuckIndex:
             elif self._position > end:
                 self._anew(f"it knows of position {self._position}, the log ends at {end}")
 
-    def _connect(self) -> None:
-        settings = {
-            "memory_limit": f"{self._memory}B",
-            "threads": 1,
-            "enable_external_access": False,
-            "autoinstall_known_extensions": False,
-            "autoload_known_extensions": False,
-            "allow_community_extensions": False,
-            "max_temp_directory_size": f"{4 * self._memory}B",
-            "lock_configuration": True,
-        }
-        self._connection = self._duckdb.connect(str(self._folder / NAME), config=settings)
-        (self._folder / NAME).chmod(0o600)  # it makes it as the umask says; the folder is nobody else's
-
     def _load(self) -> None:
         run = self._connection
         format_, archive, self._position = run.execute("SELECT format, archive, position FROM head").fetchone()
         if format_ != FORMAT or bytes(archive) != self._archive:
             raise ValueError("it is of another archive, or version")
-        marks = run.execute("SELECT position, rows FROM marks ORDER BY position").fetchall()
-        self._marks = PositionMarks(marks)
+        self._marks = PositionMarks(run.execute("SELECT position, rows FROM marks ORDER BY position").fetchall())
         self._types = {
-            (name, version): TypeIndex(place, decode_known(known) if known else None)
+            (name, version): TypeIndex(place, known)
             for place, name, version, known in run.execute("SELECT id, name, version, known FROM types").fetchall()
         }
         self._registrations = dict(run.execute("SELECT uid, id FROM registrations ORDER BY id").fetchall())
@@ -288,16 +263,9 @@ class DuckIndex:
     def _anew(self, why: str) -> None:
         self.why_anew, self.trouble = why, ""
         self.close()
-        try:
-            for path in self._folder.glob(NAME + "*"):
-                if path.is_dir():
-                    shutil.rmtree(path)
-                else:
-                    path.unlink()
-        except OSError as exc:
-            raise StorageError(f"{self._folder} can't be cleared: {exc.strerror}", path=str(self._folder)) from exc
+        _clear(self._path)
         with self._guarded():
-            self._connect()
+            self._connection = _connected(self._duckdb, self._path, self._memory)
         self._make()
 
     @contextmanager
@@ -307,7 +275,7 @@ class DuckIndex:
         except self._duckdb.Error as exc:
             if not isinstance(exc, self._duckdb.OutOfMemoryException):
                 self.trouble = _said(exc)
-            raise StorageError(f"{self._folder / NAME}: {_said(exc)}", path=str(self._folder / NAME)) from exc
+            raise StorageError(f"{self._path}: {_said(exc)}", path=str(self._path)) from exc
 
     @contextmanager
     def _transaction(self) -> Iterator[Any]:
@@ -321,7 +289,7 @@ class DuckIndex:
             self._open(MAX_POSITION)
             if not isinstance(exc, self._duckdb.Error):
                 raise
-            raise StorageError(f"{self._folder / NAME}: {_said(exc)}", path=str(self._folder / NAME)) from exc
+            raise StorageError(f"{self._path}: {_said(exc)}", path=str(self._path)) from exc
 
     # -- taking in ----------------------------------------------------------------------------------------------
 
@@ -381,6 +349,41 @@ class DuckIndex:
 
 
 _PARAMETER: Final = re.compile(r"\$(p\d+)")
+
+
+def _connected(duckdb: Any, path: Path, memory: int) -> Any:
+    """The file, open within its bounds; made if it is not there. Raises the library's errors."""
+    settings = {
+        "memory_limit": f"{memory}B",
+        "threads": 1,
+        "enable_external_access": False,
+        "autoinstall_known_extensions": False,
+        "autoload_known_extensions": False,
+        "allow_community_extensions": False,
+        "max_temp_directory_size": f"{4 * memory}B",
+        "lock_configuration": True,
+    }
+    connection = duckdb.connect(str(path), config=settings)
+    path.chmod(0o600)  # it makes it as the umask says; the folder is nobody else's
+    return connection
+
+
+def _clear(file: Path) -> None:
+    """Take the file away, and what lies beside it. Raises StorageError."""
+    folder = file.parent
+    try:
+        for path in folder.glob(file.name + "*"):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+    except OSError as exc:
+        raise StorageError(f"{folder} can't be cleared: {exc.strerror}", path=str(folder)) from exc
+
+
+def _is_mixed(positions: Any) -> bool:
+    """Whether positions do not go up."""
+    return len(positions) > 1 and not bool((positions[1:] > positions[:-1]).all())
 
 
 def _said(exc: Exception) -> str:

@@ -7,7 +7,7 @@ rare paths, further ones of a path that comes again, and what is not held.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from jbi_pubsub.archive.held import MORE, NOT_HELD, NUMBERS, TEXTS, TypeIndex
@@ -78,6 +78,32 @@ class TypeTables:
             self._insert(run, f"m{kind.number}", self._others(more))
         if before != kind.learned:
             run.execute("UPDATE types SET known = ? WHERE id = ?", [kind.known(), kind.number])
+
+    def forget(self, run: Any, positions: Sequence[int], types: Collection[int]) -> tuple[set[int], set[int]]:
+        """Take objects out of the tables of these types. The types, and the registrations, of which nothing is left:
+        they go with them."""
+        run.register("gone", {"pos": self._numpy.array(positions, dtype="uint64")})
+        empty, ended = set(), set()
+        for number in types:
+            gone = f"FROM o{number} WHERE pos IN (SELECT pos FROM gone)"  # noqa: S608  # numbers and our own words
+            of = run.execute(f"SELECT DISTINCT registration {gone}").fetchall()
+            if of:
+                ended |= {registration for (registration,) in of}
+                run.execute(f"DELETE {gone}")
+                run.execute(f"DELETE FROM m{number} WHERE pos IN (SELECT pos FROM gone)")  # noqa: S608  # as above
+                if run.execute(f"SELECT pos FROM o{number} LIMIT 1").fetchone() is None:  # noqa: S608  # as above
+                    empty.add(number)
+        for number in set(types) - empty:  # another type may have had a registration of that id
+            if ended:
+                left = f"SELECT DISTINCT registration FROM o{number} WHERE registration IN (SELECT unnest($1))"  # noqa: S608  # as above
+                ended -= {registration for (registration,) in run.execute(left, [list(ended)]).fetchall()}
+        for number in empty:
+            run.execute(f"DROP TABLE o{number}")
+            run.execute(f"DROP TABLE m{number}")
+        run.execute("DELETE FROM types WHERE id IN (SELECT unnest($1))", [list(empty)])
+        run.execute("DELETE FROM registrations WHERE id IN (SELECT unnest($1))", [list(ended)])
+        run.unregister("gone")
+        return empty, ended
 
     def _values_of(self, kind: TypeIndex, objects: Sequence[ArchivedHead], rows: Sequence[DocumentRow]) -> _Columns:
         """The values that go into columns, and the others."""
