@@ -380,9 +380,14 @@ def _opened(
     return base
 
 
+def read_only(path: Path) -> closing[sqlite3.Connection]:
+    """The file, for a `with` that changes nothing. Raises sqlite3.Error."""
+    return closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=5.0))
+
+
 def _salvaged(path: Path) -> dict[str, list[tuple[object, ...]]]:
     """The rows of a damaged file that nothing else knows. Raises sqlite3.Error if one of them can't be read."""
-    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=5.0)) as base:
+    with read_only(path) as base:
         rows = {name: base.execute(f"SELECT * FROM {name}").fetchall() for name in _TAKEN_OVER}  # noqa: S608
     if len(rows["archive"]) != 1:
         raise sqlite3.DatabaseError("it does not say which archive it is of")

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from jbi_pubsub.archive.catalogue import VERSION
+from jbi_pubsub.archive.catalogue import VERSION, read_only
 from jbi_pubsub.archive.folder import CATALOGUE, INDEX, Folder, archive_of
 from jbi_pubsub.archive.store import LOG, PACKS, Volume, VolumeStore
 from jbi_pubsub.archive.volume import LogVolume
@@ -74,7 +74,7 @@ def inspected(path: Path, *, whole: bool, tell: Callable[[int, int], None] = lam
 def _checkpoint(path: Path) -> int:
     """Position that was on disk by the catalogue; 0 if it says nothing, which is told where it is looked at."""
     try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=5.0)) as base:
+        with read_only(path) as base:
             return int(base.execute("SELECT checkpoint FROM archive").fetchone()[0])
     except (sqlite3.Error, TypeError, ValueError):
         return 0
@@ -125,7 +125,7 @@ def _look_at_catalogue(path: Path, archive: bytes, found: Inspection, *, whole: 
         found.troubles += [f"{path} is missing: durable subscriptions and ids of deleted objects are lost"]
         return
     try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=5.0)) as base:
+        with read_only(path) as base:
             (version,) = base.execute("PRAGMA user_version").fetchone()
             if version != VERSION:
                 found.troubles.append(f"{path} is of version {version}, not {VERSION}")

@@ -104,6 +104,7 @@ class FolderItems:
 
 
 ItemStore = OneFile | FolderItems
+"""A way to keep items."""
 
 
 def numbers(code: str, data: bytes) -> array[int] | array[float]:

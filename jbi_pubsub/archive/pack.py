@@ -128,7 +128,7 @@ class Awake:
         self._packs.pop(pack, None)
         self._packs[pack] = None
         while len(self._packs) > self._most:
-            next(iter(self._packs)).rest()
+            next(iter(self._packs)).close()
 
     def forget(self, pack: Pack) -> None:
         """Note that a pack is not awake any more."""
@@ -185,7 +185,7 @@ class Pack:
         self._parts: _Parts | None = _Parts(path, turn, table)
         self._awake.touch(self)
 
-    def rest(self) -> None:
+    def close(self) -> None:
         """Keep nothing of it in memory, nor files open, until it is asked again."""
         self._awake.forget(self)
         if self._parts is not None:
@@ -229,10 +229,6 @@ class Pack:
     def sizes(self) -> tuple[int, int]:
         """Bytes of metadata and payloads on disk."""
         return self._table.size_metadata, self._table.size_payloads
-
-    def close(self) -> None:
-        """Close its files."""
-        self.rest()
 
     def refresh(self, up_to: int) -> int:  # noqa: ARG002  # as of a file of the log
         """Return 0: it does not grow."""

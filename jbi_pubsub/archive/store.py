@@ -49,7 +49,7 @@ class VolumeStore:
         troubles: list[str] = []
         unread: dict[int, str] = {}
         for first, volume in list(self._volumes.items()):
-            if found.get(first) != volume.path or _is_other(volume):
+            if found.get(first) != volume.path or (isinstance(volume, Pack) and volume.is_replaced()):
                 volume.close()
                 del self._volumes[first]
         for first, path in found.items():
@@ -135,8 +135,3 @@ def _open(path: Path, archive: bytes, awake: Awake) -> Volume:
         except StorageError:
             if stamp(path) == before:
                 raise
-
-
-def _is_other(volume: Volume) -> bool:
-    """Whether a pack was made anew since it was opened."""
-    return isinstance(volume, Pack) and volume.is_replaced()
