@@ -15,7 +15,6 @@ from nicegui import ui
 from nicegui.events import GenericEventArguments
 
 from jbi_pubsub.capi.connection import Share
-from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ConfigurationError, JbiError
 from jbi_pubsub.core.values import converted
 
@@ -36,19 +35,12 @@ LEFT_OUT: Final = ("metadata_file", "payload_file", "expect")
 _CHOICES: Final = {"": "as the platform has it", "yes": "yes", "no": "no"}
 
 
-class ConsoleClient:
-    """The test client of the process, and what has happened last."""
-
-    def __init__(self, config: Config) -> None:
-        self.events: deque[Event] = deque(maxlen=LOG)
-        self.panels = Panels(config, self.events.append, share=Share(GuestSubscriber))
-
-
 def build(console: Console) -> None:
     """Register the page."""
-    trial = ConsoleClient(console.config)
-    console.closing.append(trial.panels.disconnect)
-    console.page("/client")(lambda: _ClientPage(console, trial))
+    events: deque[Event] = deque(maxlen=LOG)
+    panels = Panels(console.config, events.append, share=Share(GuestSubscriber))
+    console.closing.append(panels.disconnect)
+    console.page("/client")(lambda: _ClientPage(console, panels, events))
 
 
 class Form:
@@ -116,10 +108,10 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 class _ClientPage:
-    """One tab's."""
+    """One tab's, of the test client of the process and what has happened last."""
 
-    def __init__(self, console: Console, trial: ConsoleClient) -> None:
-        self.console, self.trial = console, trial
+    def __init__(self, console: Console, panels: Panels, events: deque[Event]) -> None:
+        self.console, self.panels, self.events = console, panels, events
         self.state = words("p", "", "jbi-note").props("role=status")
         self.problem = words("p", "", "jbi-problem").props("role=alert")
         with region("Connection"):
@@ -155,13 +147,13 @@ class _ClientPage:
             form = Form(kind)
 
             async def add() -> None:
-                await self._done(lambda: self.trial.panels.add(form.value()))
+                await self._done(lambda: self.panels.add(form.value()))
 
             action(f"Add {role}", on_click=add)
 
     def _look(self) -> None:
-        panels, counts = self.trial.panels.panels(), self.trial.panels.counts()
-        self.state.text = "Connected." if self.trial.panels.is_connected else "Not connected."
+        panels, counts = self.panels.panels(), self.panels.counts()
+        self.state.text = "Connected." if self.panels.is_connected else "Not connected."
         show_rows(self.rows, [
             {"key": name, "name": shown(name, 60), "role": ROLES[type(panels[name])] if name in panels else "removed",
              "type": shown(f"{panels[name].type} {panels[name].version}", 200) if name in panels else "",
@@ -169,7 +161,7 @@ class _ClientPage:
              **{each: f"{count.get(each, 0):,}" for each in COUNTS}}
             for name, count in counts.items() if name
         ])  # fmt: skip
-        self.log.text = "\n".join(map(line, list(self.trial.events)[::-1]))
+        self.log.text = "\n".join(map(line, list(self.events)[::-1]))
 
     async def _done(self, what: Any) -> None:
         """Do it away from the loop, and say what went wrong."""
@@ -182,16 +174,16 @@ class _ClientPage:
         self._look()
 
     async def _connect(self) -> None:
-        await self._done(lambda: self.trial.panels.connect(self.connecting.value()))
+        await self._done(lambda: self.panels.connect(self.connecting.value()))
 
     async def _disconnect(self) -> None:
-        await self._done(self.trial.panels.disconnect)
+        await self._done(self.panels.disconnect)
 
     async def _start(self, event: GenericEventArguments) -> None:
-        await self._done(lambda: self.trial.panels.start(str(event.args)))
+        await self._done(lambda: self.panels.start(str(event.args)))
 
     async def _remove(self, event: GenericEventArguments) -> None:
-        await self._done(lambda: self.trial.panels.remove(str(event.args)))
+        await self._done(lambda: self.panels.remove(str(event.args)))
 
 
 def line(event: Event) -> str:

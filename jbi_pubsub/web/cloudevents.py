@@ -24,7 +24,7 @@ from jbi_pubsub.core.errors import ArgumentError, JbiError, MetadataError
 from jbi_pubsub.core.info_object import InfoObject
 from jbi_pubsub.core.xml import parse_metadata
 
-from .operations import CLOUDEVENT, EVENT_TIME, CodingError, charset_of
+from .operations import CLOUDEVENT, EVENT_TIME, REQUIRED, CodingError, charset_of
 from .replies import Reply
 
 ROOT: Final = "cloudevent"
@@ -32,7 +32,6 @@ _MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 ATTRIBUTES_MOST: Final = 50
 TEXT_MOST: Final = 8 << 10
 """Characters of an attribute."""
-_REQUIRED: Final = ("specversion", "id", "source", "type")
 _NAME: Final = re.compile(r"[a-z][a-z0-9]{0,39}")
 _FORBIDDEN: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
 _TIME: Final = re.compile(EVENT_TIME)
@@ -133,8 +132,8 @@ def _structured(body: bytes) -> tuple[dict[str, str], bytes]:
     for name, value in values.items():
         if isinstance(value, float) and value.is_integer():
             value = int(value)  # 1.0 is an integer for JSON Schema
-        if name in _REQUIRED and not isinstance(value, str):
-            raise _bad(f"{name} is not text", f"An event needs {', '.join(_REQUIRED)}")
+        if name in REQUIRED and not isinstance(value, str):
+            raise _bad(f"{name} is not text", f"An event needs {', '.join(REQUIRED)}")
         if isinstance(value, bool):
             attributes[name] = str(value).lower()
         elif isinstance(value, int) and -(2**31) <= value < 2**31:
@@ -162,9 +161,9 @@ def _structured(body: bytes) -> tuple[dict[str, str], bytes]:
 
 
 def _check(attributes: Mapping[str, str]) -> None:
-    missing = [name for name in _REQUIRED if not attributes.get(name)]
+    missing = [name for name in REQUIRED if not attributes.get(name)]
     if missing:
-        raise _bad(f"the event has no {missing[0]}", f"An event needs {', '.join(_REQUIRED)}")
+        raise _bad(f"the event has no {missing[0]}", f"An event needs {', '.join(REQUIRED)}")
     if attributes["specversion"] != "1.0":
         raise _bad(f"specversion {attributes['specversion'][:20]!r}", "1.0")
     if len(attributes) > ATTRIBUTES_MOST:

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from secrets import token_hex
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from jbi_pubsub.core.errors import BackPressureError, UnknownUidError
 from jbi_pubsub.core.info_object import InfoObject, LossNotice
@@ -88,9 +88,13 @@ class EventQueue:
 class EventFeed:
     """One subscription's events. The listener's side blocks; the reader's is of the event loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, *, peer: str = "") -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, *, peer: str = "", terms: Mapping[str, Any] | None = None
+    ) -> None:
         self.peer = peer
         """Owner of the feed."""
+        self.terms = terms or {}
+        """Terms that its subscription was asked for with."""
         self.key = token_hex(16)
         """Whoever knows it may read."""
         self.uid: SubscriptionUid | None = None
@@ -216,20 +220,13 @@ class EventFeed:
             return self._closed or (not self._readers and time.monotonic() - self._read_at > IDLE_SECONDS)
 
 
-class _OpenFeed(NamedTuple):
-    """A feed, and the terms of its subscription."""
-
-    feed: EventFeed
-    asked: Mapping[str, Any]
-
-
 class EventFeeds:
     """All feeds. Calls of the adapter block, and are made by `call`, which runs them elsewhere. Of the event loop."""
 
     def __init__(self, call: Callable[..., Any], adapter: Callable[[], Any]) -> None:
         self._call = call
         self._adapter = adapter
-        self._feeds: dict[str, _OpenFeed] = {}
+        self._feeds: dict[str, EventFeed] = {}
         self._shares = PeerShares(FEEDS_MOST, "too many subscriptions are open")
 
     def __len__(self) -> int:
@@ -239,27 +236,23 @@ class EventFeeds:
         """A new subscription (as `register_subscriber`) of `peer`. Raises BackPressureError when there are too many,
         and what it raises."""
         self._shares.take(peer)
-        feed = EventFeed(asyncio.get_running_loop(), peer=peer)
+        feed = EventFeed(asyncio.get_running_loop(), peer=peer, terms=asked)
         try:
             feed.uid = await self._call(lambda: self._adapter().register_subscriber(listener=feed, **asked))
         except BaseException:
             self._shares.give(peer)
             raise
-        self._feeds[feed.key] = _OpenFeed(feed, asked)
+        self._feeds[feed.key] = feed
         return feed
 
     def find(self, key: str, asked: Mapping[str, Any] | None = None) -> EventFeed:
         """The feed of that key, and, where these are given, of these terms. Raises UnknownUidError."""
         known = self._feeds.get(key)
-        if known is None or known.feed.is_ending or asked not in (None, known.asked):
+        if known is None or known.is_ending or asked not in (None, known.terms):
             raise UnknownUidError(
                 f"no subscription {key[:40]!r}", hint="It has ended, or no client has read it for long"
             )
-        return known.feed
-
-    def terms(self, feed: EventFeed) -> Mapping[str, Any]:
-        """Terms that an open feed was asked for with."""
-        return self._feeds[feed.key].asked
+        return known
 
     async def end(self, feed: EventFeed) -> None:
         """Cancel its subscription. Where there is no room for that it counts until `end_idle` comes to it."""
@@ -279,11 +272,11 @@ class EventFeeds:
 
     async def end_idle(self) -> None:
         """Those that nobody reads."""
-        for feed in [each.feed for each in self._feeds.values() if each.feed.is_idle]:
+        for feed in [each for each in self._feeds.values() if each.is_idle]:
             await self.end(feed)
 
     def close(self) -> None:
         """Wake all that wait; the adapter closes next."""
         for each in self._feeds.values():
-            each.feed.close()
+            each.close()
         self._feeds.clear()

@@ -232,7 +232,7 @@ class RequestHandlers:
         """The next events, the number of those that are not kept any more, and where they come from."""
         given = request.given
         feed = request.guest.feeds.find(given["subscription"])
-        self._check(request, request.guest.feeds.terms(feed))
+        self._check(request, feed.terms)
         missed = feed.go_back(given["after"]) if "after" in given else 0
         reader = feed.begin()
         taking = feed.take(reader, given.get("count", 1), given.get("timeout", 20.0))

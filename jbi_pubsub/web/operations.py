@@ -339,7 +339,8 @@ def objects_in(body: bytes, kind: str) -> list[tuple[bytes, bytes]]:
     return [(metadata or b"", payload or b"") for metadata, payload in objects]
 
 
-_NEEDED: Final = ("specversion", "id", "source", "type")
+REQUIRED: Final = ("specversion", "id", "source", "type")
+"""Attributes that an event has."""
 NAME: Final = f"[^ {NAME_LETTER}(?:[^{NAME_LETTER}*[^ {NAME_LETTER})?$"
 """The pattern of a name: no space at its ends."""
 NOT_ANY: Final = r"(?!\*$)"
@@ -353,7 +354,7 @@ _LINE: Final = r"^[^\u0000-\u001f\u007f-\u009f\ufdd0-\ufdef\ufffe\uffff]+$"
 _ATTRIBUTE: Final = {"type": "string", "pattern": _LINE, "maxLength": 8 << 10}
 EVENT_SCHEMA: Final[dict[str, Any]] = {
     "type": "object",
-    "required": list(_NEEDED),
+    "required": list(REQUIRED),
     "maxProperties": 50,
     "properties": {
         "specversion": {"const": "1.0"}, "id": _ATTRIBUTE, "source": _ATTRIBUTE,
@@ -408,7 +409,7 @@ def _answer(answer: OperationAnswer) -> dict[str, Any]:
     if answer.of is not None:
         said["content"] = {answer.media: {"schema": {"type": "object"} if answer.of is dict else _ref(answer.of)}}
     elif answer.media == CLOUDEVENT:  # binary mode has the media type of the data
-        said["content"] = {CLOUDEVENT: {"schema": {"type": "object", "required": list(_NEEDED)}}, "*/*": {}}
+        said["content"] = {CLOUDEVENT: {"schema": {"type": "object", "required": list(REQUIRED)}}, "*/*": {}}
     elif answer.media == EVENTS:  # each event, as its fields
         fields = {"event": {"enum": ["open", "object", "lost"]}, "id": {"type": "string"}, "data": {"type": "string"}}
         said["content"] = {EVENTS: {"schema": {"type": "object", "properties": fields, "required": ["event", "data"]}}}

@@ -116,10 +116,8 @@ class GatewayPublisher:
         for registration in self._known.get(terms, ()):
             try:
                 return self._open().publish(registration, metadata, payload, timeout=0.0)
-            except InvariantError:
+            except (InvariantError, UnknownUidError):  # the latter: it has ended for another at the same moment
                 continue
-            except UnknownUidError:
-                continue  # it has ended for another at the same moment
         return ""
 
     def _open(self) -> PublisherAdapterLight:
