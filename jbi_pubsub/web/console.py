@@ -57,7 +57,7 @@ PAGES: Final = (
     ("Node", "/node"), ("Client", "/client"),
 )  # fmt: skip
 _TITLES: Final = {**{path: title for title, path in PAGES}, "/object": "Object", "/subscription": "Subscription"}
-"""Also of pages that no menu has."""
+"""Titles of all pages by their paths, those that no menu has as well."""
 ADMIN_PAGES: Final = ("Administration", "Node", "Client")
 """Pages that need --admin."""
 NEEDS_ADMIN: Final = (

@@ -10,7 +10,7 @@ from nicegui import ui
 from jbi_pubsub.core.errors import JbiError
 
 from .console import LOOK_SECONDS, Console, headed, later, numbered, region, said, show_rows, table, words
-from .domainview import TABLES, DomainStatus, DomainView, rows_of
+from .domainview import TABLES, DomainView, rows_of
 
 ANSWER_SECONDS: Final = 2.0
 """For a lookup service to answer, where none has yet."""
@@ -36,7 +36,6 @@ class _DomainPage:
 
     def __init__(self, console: Console, seen: DomainView) -> None:
         self._console, self._seen = console, seen
-        self._busy = False
         self._title = words("p", "", "jbi-name")
         self._problem = words("p", "", "jbi-problem").props("role=status")
         self._parts, self._tables = later(), {}
@@ -46,25 +45,15 @@ class _DomainPage:
                     if title in NOTES:
                         words("p", NOTES[title], "jbi-note")
                     self._tables[title] = table(headed(heads), empty="None", rows=ROWS)
-        ui.timer(0.1, self._look, once=True)
         ui.timer(LOOK_SECONDS, self._look)
 
     async def _look(self) -> None:
-        if self._busy:
-            return
-        self._busy = True
         try:
             found = await self._console.call(self._seen.look, ANSWER_SECONDS)
         except JbiError as exc:
             self._problem.text = said(exc)
-        else:
-            self._problem.text = "; ".join(found.troubles)
-            self._show(found)
-        finally:
-            self._busy = False
-
-    def _show(self, found: DomainStatus) -> None:
-        self._title.text = found.title
+            return
+        self._title.text, self._problem.text = found.title, "; ".join(found.troubles)
         for title, rows in rows_of(found).items():
             show_rows(self._tables[title], numbered(TABLES[title], rows))
         self._parts.set_visibility(True)

@@ -81,7 +81,6 @@ class _Page:
         self.sequences.on("look", self._look_on)
         self.which.on_value_change(self._chosen)
         ui.context.client.on_delete(self._leave)
-        ui.timer(0.1, self._look, once=True)
         ui.timer(LOOK_SECONDS, self._look)
 
     def _build_parts(self) -> None:

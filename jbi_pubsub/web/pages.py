@@ -363,7 +363,7 @@ class _ObjectsPage:
         """Name and version."""
         self._selected = ""
         self._shown: tuple[int, str] | None = None
-        """How many objects had come, and which was selected, when the page was made last."""
+        """Number of objects that had come, and the one that was selected, when the page was shown last."""
         with ui.element("div").classes("jbi-form"):
             self._kinds = ui.select({}, label="Type", with_input=False).classes("jbi-grow")
             self._button = action("Show its objects", on_click=self._watch)

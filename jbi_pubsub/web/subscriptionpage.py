@@ -89,7 +89,6 @@ class _ListPage:
         for field in (self._search, self._at, self._order):
             field.on_value_change(self._again)
         for look in (self._load, self._load_durables):
-            ui.timer(0.1, look, once=True)
             ui.timer(PAGE_SECONDS, look)
 
     async def _load(self) -> None:
@@ -160,7 +159,6 @@ class _SubscriptionPage:
                 ExplainForm(console, lambda: uid)
             if console.admin:
                 ui.link("Cancel this subscription", f"/administration?cancel={quote(uid, safe='')}")
-        ui.timer(0.1, self._look, once=True)
         ui.timer(CURVE_SECONDS, self._look)
 
     async def _look(self) -> None:
