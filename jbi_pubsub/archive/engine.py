@@ -410,11 +410,11 @@ class Archive:
             for trouble in store.troubles:
                 log.error("%s", trouble)
             for record in store.read(catalogue.checkpoint, found.end):
-                self._learn(record)
+                _learn(record, self._registrations)
             files = [volume for volume in store.volumes if isinstance(volume, LogVolume)]
             deleted = {position for volume in files for position in volume.deleted}
             for volume in files:
-                self._measure(volume)
+                _measure(volume, self._room)
             self._room.store(stored_of(store.volumes), found)
             self._forget(store)
             undo.pop_all()
@@ -426,21 +426,6 @@ class Archive:
             gone = self._registrations.ended_before(store.volumes[0].first)
             self._catalogue.forget(gone)
             self._registrations.forget(gone)
-
-    def _measure(self, volume: LogVolume) -> None:
-        """Count what is in no pack yet."""
-        for record in volume.read(0, MAX_POSITION):
-            with suppress(ProtocolError):  # told where it is learned
-                self._room.add(additions_of([(record.position, Parcel.received(record.data))]))
-
-    def _learn(self, record: Record) -> None:
-        try:
-            parcel = Parcel.received(record.data)
-        except ProtocolError as exc:  # its CRC holds: it was appended so
-            log.error("position %d of the archive is not an object: %s", record.position, exc)
-            return
-        for addition in additions_of([(record.position, parcel)]):
-            self._registrations.add(addition)
 
     # -- inside -------------------------------------------------------------------------------------------------
 
@@ -504,6 +489,24 @@ class Archive:
                     noted = now
                     self._try_checkpoint()
             yield
+
+
+def _learn(record: Record, registrations: ArchivedRegistrations) -> None:
+    """Take over what a record says of its registration."""
+    try:
+        parcel = Parcel.received(record.data)
+    except ProtocolError as exc:  # its CRC holds: it was appended so
+        log.error("position %d of the archive is not an object: %s", record.position, exc)
+        return
+    for addition in additions_of([(record.position, parcel)]):
+        registrations.add(addition)
+
+
+def _measure(volume: LogVolume, room: ArchiveRoom) -> None:
+    """Count what is in no pack yet."""
+    for record in volume.read(0, MAX_POSITION):
+        with suppress(ProtocolError):  # told where it is learned
+            room.add(additions_of([(record.position, Parcel.received(record.data))]))
 
 
 def _says_full(error: StorageError) -> bool:
