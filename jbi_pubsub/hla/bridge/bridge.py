@@ -130,7 +130,7 @@ HEARD: Final[dict[str, Callable[..., None]]] = {
     "synchronization_point_registration_succeeded": consensus.registration_succeeded,
     "synchronization_point_registration_failed": consensus.registration_failed,
     "synchronization_point_withdrawn": consensus.withdrawn,
-    "synchronization_point_failed": consensus.point_failed,
+    "synchronization_point_failed": lambda turn, side, label: consensus.last_one(turn, side, "sync", label, ok=False),
     "federation_synchronized": _over("sync", ok=True),
     "initiate_federate_save": lambda turn, side, label, _time: consensus.announced(turn, side, label, kind="save"),
     "federation_saved": _over("save", ok=True),

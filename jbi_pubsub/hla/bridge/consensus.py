@@ -21,15 +21,14 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from immutables import Map
+
 from .state import EVERYTHING, NOTHING, Bridge, Entry, Key, Link, Part, Round, Turn
 
 KEPT_MOST: Final = 100
 """Saves of which the bridge knows what was under way."""
 
-_DONE: Final = {"sync": "synchronization_point_achieved", "save": "federate_save_complete",
-                "restore": "federate_restore_complete"}  # fmt: skip
 _STANDING: Final = ("announced", "consented")
-_FAILED: Final = {"save": "federate_save_not_complete", "restore": "federate_restore_not_complete"}
 
 
 def key_of(turn: Turn, side: int, kind: str, label: str, states: tuple[str, ...] = _STANDING) -> Key | None:
@@ -71,7 +70,7 @@ def _take_over(turn: Turn, key: Key, side: int) -> None:
     if part.far == "done":
         consent(turn, key, side)
     elif part.far == "failed":
-        _fail(turn, key, side)
+        consent(turn, key, side, ok=False)
     elif part.far == "aborted":
         turn.call(side, f"abort_federation_{key[0]}", about=("aborted",))
     elif part.far == "withdrawn":
@@ -104,14 +103,14 @@ def _refuse(turn: Turn, key: Key, side: int, reason: str) -> None:
     alone."""
     turn.set_part(key, 1 - side, state="over", ok=False)
     if turn.plan.policy.failure == "add" or (reason == "POLICY" and turn.plan.policy.consensus == "add"):
-        turn.call(side, "report_registration_failure", turn.part(key, side).label, reason, about=("reported", key))
+        turn.call(side, "report_registration_failure", turn.part(key, side).label, reason)
     else:
         turn.count("failure_ignored")
         consent(turn, key, side)
 
 
 def last_one(turn: Turn, side: int, kind: str, label: str, *, ok: bool) -> None:
-    """All others there have reported."""
+    """All others there have reported; without `ok` one of them has failed, and the other side is told the same."""
     key = key_of(turn, side, kind, label)
     if key is not None:
         others_done(turn, key, side, ok=ok)
@@ -163,13 +162,6 @@ def over(turn: Turn, side: int, kind: str, label: str, reason: str = "", *, ok: 
     _ask_again(turn, side)
 
 
-def point_failed(turn: Turn, side: int, label: str) -> None:
-    """A point ends on a side where somebody could not do what it asks for: the other side is told the same."""
-    key = key_of(turn, side, "sync", label)
-    if key is not None:
-        others_done(turn, key, side, ok=False)
-
-
 def withdrawn(turn: Turn, side: int, label: str, reason: str) -> None:
     """A point is none any more: nor is it on the other side."""
     key = key_of(turn, side, "sync", label)
@@ -187,7 +179,7 @@ def _withdraw(turn: Turn, key: Key, side: int, reason: str) -> None:
     part = turn.part(key, side)
     if part.state in _STANDING:
         turn.set_part(key, side, state="consented")
-        turn.call(side, "report_registration_failure", part.label, reason, about=("withdrawn", key))
+        turn.call(side, "report_registration_failure", part.label, reason)
     elif part.state in ("", "blocked"):
         turn.set_part(key, side, state="over", ok=False)
 
@@ -258,20 +250,14 @@ def reopened(turn: Turn, side: int, entry: Entry) -> None:
 
 
 def consent(turn: Turn, key: Key, side: int, *, ok: bool = True) -> None:
-    """The surrogate reports, for all of the other side."""
-    if turn.part(key, side).state == "announced":
+    """The surrogate reports, for all of the other side; without `ok` that somebody there could not."""
+    part = turn.part(key, side)
+    if part.state == "announced":
         turn.set_part(key, side, state="consented")
-        label = (turn.part(key, side).label, *(() if ok else (False,))) if key[0] == "sync" else ()
-        turn.call(side, _DONE[key[0]], *label, about=("consented", key))
-
-
-def _fail(turn: Turn, key: Key, side: int) -> None:
-    """The surrogate reports that the other side could not."""
-    if key[0] == "sync":
-        consent(turn, key, side, ok=False)
-    elif key[0] in _FAILED and turn.part(key, side).state == "announced":
-        turn.set_part(key, side, state="consented")
-        turn.call(side, _FAILED[key[0]], about=("consented", key))
+        if key[0] == "sync":
+            turn.call(side, "synchronization_point_achieved", part.label, *(() if ok else (False,)))
+        else:
+            turn.call(side, f"federate_{key[0]}_complete" if ok else f"federate_{key[0]}_not_complete")
 
 
 def save_failed(turn: Turn, label: str) -> None:
@@ -280,7 +266,7 @@ def save_failed(turn: Turn, label: str) -> None:
     for side in (0, 1):
         key = key_of(turn, side, "save", label)
         if key is not None:
-            _fail(turn, key, side)
+            consent(turn, key, side, ok=False)
 
 
 # -- where the far side can't ---------------------------------------------------------------------------------------
@@ -351,7 +337,7 @@ def restore_refused(turn: Turn, side: int, label: str) -> None:
             turn.count("failure_ignored")
             consent(turn, key, 1 - side)
         elif turn.plan.policy.failure != "naive":
-            _fail(turn, key, 1 - side)
+            consent(turn, key, 1 - side, ok=False)
         else:
             turn.count("unanswered")
 
@@ -438,7 +424,7 @@ def _keep(turn: Turn, key: Key) -> None:
     elif label not in bridge.kept:
         turn.count("unknown_save")
         for side in (0, 1):
-            _fail(turn, key, side)
+            consent(turn, key, side, ok=False)
 
 
 def _take(turn: Turn, label: str) -> None:
@@ -463,10 +449,7 @@ def _take(turn: Turn, label: str) -> None:
 
 def _under_way(bridge: Bridge) -> Bridge:
     """Without what the save itself is, and what is for people."""
-    rounds = bridge.rounds
-    for key in list(rounds):
-        if key[0] != "sync":
-            rounds = rounds.delete(key)
+    rounds = Map({key: found for key, found in bridge.rounds.items() if key[0] == "sync"})
     links = tuple(
         link._replace(control=tuple(each for each in link.control if each.key is None or each.key[0] == "sync"))
         for link in bridge.links
