@@ -1,8 +1,7 @@
 """A bridge between two federations as functions on its value: what it does first, what it does when a surrogate hears
 something, what may go over its links, and what that is on the far side.
 
-    begun(plan)                                      -> bridge, calls
-    extended(plan, bridge)                           -> bridge, calls
+    declared(plan, bridge)                           -> bridge, calls
     heard(plan, bridge, side, callback)              -> bridge, calls
     due(plan, bridge)                                -> what may go now
     forwarded(plan, bridge, due)                     -> bridge, calls
@@ -53,15 +52,10 @@ class Due(NamedTuple):
     key: Key | None = None
 
 
-def begun(plan: Plan, kept: Sequence[tuple[str, Bridge]] = ()) -> Done:
-    """Both surrogates have joined: what they declare, and then ask for (its answer says that what there was has been
-    told). `kept`: what was under way at saves, by label, the oldest first."""
-    return extended(plan, Bridge(), kept)
-
-
-def extended(plan: Plan, bridge: Bridge, kept: Sequence[tuple[str, Bridge]] = ()) -> Done:
-    """The object models have got additions, and the plan a translation of them: the same, once more. What is declared
-    anew is there already, or not."""
+def declared(plan: Plan, bridge: Bridge, kept: Sequence[tuple[str, Bridge]] = ()) -> Done:
+    """Both surrogates have joined, or the object models have got additions, of which the plan has a translation: what
+    they declare, and then ask for (its answer says that what there was has been told). `kept`: what was under way at
+    saves, by label, the oldest first."""
     turn = Turn(plan, bridge._replace(settled=(False, False)))
     for label, state in kept:
         if label not in bridge.kept:
@@ -106,13 +100,7 @@ def _reflected(
 def _save_status(turn: Turn, side: int, own: str, others: tuple[str, ...]) -> None:
     if not turn.bridge.settled[side]:
         turn.set(settled=changed(turn.bridge.settled, side, True))
-    if own != "none":
-        consensus.told_status(turn, side, "save", others)
-
-
-def _restore_status(turn: Turn, side: int, own: str, others: tuple[str, ...]) -> None:
-    if own != "none":
-        consensus.told_status(turn, side, "restore", others)
+    consensus.told_status(turn, side, "save", own, others)
 
 
 def _over(kind: str, *, ok: bool) -> Callable[..., None]:
@@ -140,7 +128,7 @@ HEARD: Final[dict[str, Callable[..., None]]] = {
     "initiate_federate_restore": lambda turn, side, label, *_: consensus.announced(turn, side, label, kind="restore"),
     "federation_restored": _over("restore", ok=True),
     "federation_not_restored": _over("restore", ok=False),
-    "federation_restore_status_response": _restore_status,
+    "federation_restore_status_response": lambda turn, side, *said: consensus.told_status(turn, side, "restore", *said),
     "only_one_not_yet": lambda turn, side, kind, label, ok: consensus.last_one(turn, side, kind, label, ok=ok),
     "no_longer_only_one": consensus.more_to_come,
     "discover_object_instance": passage.discovered,
@@ -272,19 +260,17 @@ def not_kept(plan: Plan, bridge: Bridge, label: str, calls: tuple[Call, ...]) ->
 
 def answered(plan: Plan, bridge: Bridge, call: Call, answer: Any) -> Done:
     """Go on after a call that was done."""
-    turn = Turn(plan, bridge)
-    kind = call.about[0] if call.about else call.entry.kind if call.entry is not None else ""
-    near = 1 - call.side
-    if kind == "discover" and call.entry is not None:
-        passage.registered(turn, near, call.entry, answer)
-    elif kind in ("update", "interaction") and call.entry is not None:
-        passage.sent(turn, near, call.entry, answer or 0)
-    elif kind == "remove" and call.service == "delete_object_instance" and call.entry is not None:
-        passage.deleted(turn, near, call.entry, answer)
-    elif kind == "divested":
-        transfer.divested(turn, call.side, call.about[1], call.about[2], tuple(answer))
-    elif kind == "confirmed":
-        transfer.divested(turn, call.side, call.about[1], call.about[2], call.about[2])
+    turn, entry, near = Turn(plan, bridge), call.entry, 1 - call.side
+    kind = call.about[0] if call.about else entry.kind if entry is not None else ""
+    if kind == "discover" and entry is not None:
+        passage.registered(turn, near, entry, answer)
+    elif kind in ("update", "interaction") and entry is not None:
+        passage.sent(turn, near, entry, answer or 0)
+    elif kind == "remove" and call.service == "delete_object_instance" and entry is not None:
+        passage.deleted(turn, near, entry, answer)
+    elif kind in ("divested", "confirmed"):
+        _, instance, attributes = call.about
+        transfer.divested(turn, call.side, instance, attributes, tuple(answer) if kind == "divested" else attributes)
     elif kind == "poll" and set(answer) <= {"achieved", "failed"}:
         consensus.others_done(turn, call.about[1], call.side, ok="failed" not in answer)
     return turn.done()
@@ -317,8 +303,6 @@ def refused(plan: Plan, bridge: Bridge, call: Call, error: exceptions.RtiError) 
         transfer.could_not_acquire(turn, near, entry)
     elif isinstance(error, exceptions.AttributeAlreadyBeingDivested) and entry is not None and entry.kind == "offer":
         turn.count("suppressed")  # it is offered there already
-    elif call.about and call.about[0] == "pace":
-        turn.count("refused")
     elif isinstance(error, exceptions.SynchronizationPointLabelNotAnnounced) and (
         plan.policy.failure == "add" or call.about[:1] == ("reopened",)
     ):
@@ -335,9 +319,9 @@ def refused(plan: Plan, bridge: Bridge, call: Call, error: exceptions.RtiError) 
 def _later(turn: Turn, call: Call) -> None:
     """Its federation is saved or restored: it is called when that is over."""
     entry, near = call.entry, 1 - call.side
+    if call.about == ("pace",):
+        pace.refused(turn, call.side)
     if call.about and call.about[0] in ("poll", "pace", "aborted"):
-        if call.about[0] == "pace":
-            pace.refused(turn, call.side)
         return
     if entry is not None and entry.kind == "request" and entry.key is not None and entry.key[0] != "sync":
         consensus.refused(turn, entry.key, call.side)
@@ -345,13 +329,9 @@ def _later(turn: Turn, call: Call) -> None:
     if not turn.bridge.busy[call.side]:
         turn.set_busy(call.side, "?")
     turn.count("buffered")
-    if entry is None or entry.kind == "call":
-        turn.put_back(near, Entry("call", tuple(call._replace(entry=None))))
-    elif entry.kind == "request" and entry.key is not None:
+    if entry is not None and entry.kind == "request" and entry.key is not None:
         turn.set_part(entry.key, call.side, state="")
-        turn.put_back(near, entry)
-    else:
-        turn.put_back(near, entry)
+    turn.put_back(near, entry or Entry("call", tuple(call)))
 
 
 # -- what there is to see -------------------------------------------------------------------------------------------

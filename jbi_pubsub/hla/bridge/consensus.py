@@ -375,14 +375,14 @@ def _ask_again(turn: Turn, side: int) -> None:
 # -- asking the RTIs ------------------------------------------------------------------------------------------------
 
 
-def polls(turn_bridge: Bridge) -> list[tuple[int, Key]]:
+def polls(bridge: Bridge) -> list[tuple[int, Key]]:
     """Sides and rounds about which an RTI can be asked: whether all others of the side have consented. Of points no RTI
     says anything while its federation is saved or restored."""
     return [
         (side, key)
-        for key in sorted(turn_bridge.rounds)
+        for key in sorted(bridge.rounds)
         for side in (0, 1)
-        if _is_asked_about(turn_bridge.rounds[key], side) and not (key[0] == "sync" and turn_bridge.busy[side])
+        if _is_asked_about(bridge.rounds[key], side) and not (key[0] == "sync" and bridge.busy[side])
     ]
 
 
@@ -399,9 +399,9 @@ def asked(turn: Turn, side: int, key: Key) -> None:
         turn.call(side, f"query_federation_{key[0]}_status")
 
 
-def told_status(turn: Turn, side: int, kind: str, others: tuple[str, ...]) -> None:
-    """In which states the others of a side are."""
-    for found_side, key in polls(turn.bridge):
+def told_status(turn: Turn, side: int, kind: str, own: str, others: tuple[str, ...]) -> None:
+    """In which states the surrogate and the others of a side are."""
+    for found_side, key in polls(turn.bridge) if own != "none" else ():
         if found_side == side and key[0] == kind and set(others) <= {"waiting", "failed", "achieved"}:
             others_done(turn, key, side, ok="failed" not in others)
 

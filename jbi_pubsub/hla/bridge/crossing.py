@@ -28,31 +28,25 @@ _CARRYING: Final = frozenset(("reflect_attribute_values", "receive_interaction")
 
 
 class Crossing:
-    """See the module. For one thread; others may look at `bridge`."""
+    """See the module; it declares first. For one thread; others may look at `bridge`."""
 
     def __init__(
-        self, plan: Plan, surrogates: Sequence[Surrogate], saves: Saves[Bridge], saved_as: tuple[str, str], queue: int,
-        told: set[tuple[str, str]],
-    ) -> None:  # fmt: skip
-        """`saved_as`: name and object models under which saves are kept; `queue`: entries that wait for one side
-        at most; `told`: what people were told already."""
-        self.plan = plan
+        self, surrogates: Sequence[Surrogate], saves: Saves[Bridge], queue: int, told: set[tuple[str, str]]
+    ) -> None:
+        """`queue`: entries that wait for one side at most; `told`: what people were told already."""
+        self.plan: Plan
         self.bridge = Bridge()
         self._surrogates = surrogates
-        self._saves, self._saved_as = saves, saved_as
+        self._saves, self._saved_as = saves, ("", "")
         self._queue = queue
         self._told = told
         self._limits = ClassRates()
 
-    def begin(self, kept: Sequence[tuple[str, Bridge]]) -> None:
-        """Declare; `kept`: what was under way at saves. Raises JbiError."""
-        self.bridge, calls = spans.begun(self.plan, kept)
-        self._do(self.bridge, calls)
-
-    def extend(self, plan: Plan, saved_as: tuple[str, str], kept: Sequence[tuple[str, Bridge]]) -> None:
-        """Go on with object models that have got additions; as above. Raises JbiError."""
+    def declare(self, plan: Plan, saved_as: tuple[str, str], kept: Sequence[tuple[str, Bridge]]) -> None:
+        """Begin, or go on with object models that have got additions. `saved_as`: name and object models under which
+        saves are kept; `kept`: what was under way at saves. Raises JbiError."""
         self.plan, self._saved_as = plan, saved_as
-        self.bridge, calls = spans.extended(plan, self.bridge, kept)
+        self.bridge, calls = spans.declared(plan, self.bridge, kept)
         self._do(self.bridge, calls)
 
     def round(self) -> bool:

@@ -165,8 +165,8 @@ class FederationBridge:
                 surrogate.come(f"{file.name}:{there}", self._something.set)
             plan, saved_as = self._planned()
             self._kept = self._saves.of(*saved_as) if file.saves else self._kept
-            crossing = Crossing(plan, self._surrogates, self._saves, saved_as, file.flow.queue, self._told)
-            crossing.begin(self._kept)
+            crossing = Crossing(self._surrogates, self._saves, file.flow.queue, self._told)
+            crossing.declare(plan, saved_as, self._kept)
         except ConfigurationError:
             self._leave()
             raise
@@ -198,7 +198,7 @@ class FederationBridge:
             self._trouble = f"what has been added to an object model does not go: {exc.message}"
             log.warning("the bridge of %s: %s", self._between(), self._trouble)
             return
-        self._crossing.extend(plan, saved_as, self._saves.of(*saved_as))
+        self._crossing.declare(plan, saved_as, self._saves.of(*saved_as))
         self._trouble = ""
         log.info("the bridge of %s knows what has been added to an object model", self._between())
 

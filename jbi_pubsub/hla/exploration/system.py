@@ -474,7 +474,7 @@ def _bridged(setup: Scene, system: System, edges: tuple[tuple[int, int], ...], p
             executions=tuple(executions), bridges=(*system.bridges, Bridge()), told=(*system.told, (told[0], told[1]))
         )
         doing = SceneMove(setup, system)
-        doing.run(number, *spans.begun(joint.plan))
+        doing.run(number, *spans.declared(joint.plan, Bridge()))
         system = rested(setup, doing.system())
     return setup, system
 
