@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from typing import Final, Protocol, TypeVar
 
 CHUNK: Final = 256
@@ -31,17 +32,13 @@ def put(backlog: Backlog[T], item: T) -> Backlog[T]:
     where = max(0, bisect_right(backlog, item.time, key=_first) - 1)
     chunk = backlog[where]
     at = bisect_right(chunk, item.time, key=_time)
-    if len(chunk) < CHUNK:
-        return (*backlog[:where], (*chunk[:at], item, *chunk[at:]), *backlog[where + 1 :])
-    if at == CHUNK:
-        return (*backlog[: where + 1], (item,), *backlog[where + 1 :])
     whole = (*chunk[:at], item, *chunk[at:])
-    half = CHUNK // 2
-    return (*backlog[:where], whole[:half], whole[half:], *backlog[where + 1 :])
+    cut = CHUNK if at == CHUNK else CHUNK // 2
+    parts = (whole[:cut], whole[cut:]) if len(whole) > CHUNK else (whole,)
+    return (*backlog[:where], *parts, *backlog[where + 1 :])
 
 
-def _time(item: Stamped) -> float:
-    return item.time
+_time: Final = attrgetter("time")
 
 
 def _first(chunk: tuple[Stamped, ...]) -> float:

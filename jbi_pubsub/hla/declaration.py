@@ -21,7 +21,7 @@ from .fom import checked_attributes, interaction_class, object_class, update_rat
 def publish_object_class_attributes(call: ServiceCall, cls: int, attributes: Handles) -> None:
     """The federate may register instances of the class and own these attributes; adds to what it publishes (clause
     5.2)."""
-    _add(call, "published", cls, attributes)
+    _set_attributes(call, "published", cls, attributes, is_in=True)
     ownership.offer_unowned(call, cls)
 
 
@@ -32,7 +32,7 @@ def unpublish_object_class(call: ServiceCall, cls: int) -> None:
 
 def unpublish_object_class_attributes(call: ServiceCall, cls: int, attributes: Handles) -> None:
     """The federate publishes these no more; what it owned of them is unowned."""
-    ownership.lose_unpublished(call, cls, _take_out(call, "published", cls, attributes))
+    ownership.lose_unpublished(call, cls, _set_attributes(call, "published", cls, attributes, is_in=False))
 
 
 def subscribe_object_class_attributes(
@@ -45,7 +45,7 @@ def subscribe_object_class_attributes(
     hertz = update_rate(call.model.fom, rate) if rate else 0.0
     areas = areas or dict.fromkeys(attributes, regions.DEFAULT)
     regions.use(call, "subscribed", cls, areas)
-    _add(call, "subscribed", cls, attributes)
+    _set_attributes(call, "subscribed", cls, attributes, is_in=True)
     _say(call, cls, areas, hertz, passive=passive)
     objects.discover(call, call.federate, call.execution.instances.by_handle, cls)
 
@@ -59,7 +59,7 @@ def unsubscribe_object_class_attributes(
 ) -> None:
     """The federate hears nothing of these attributes, but in other regions."""
     areas = areas or dict.fromkeys(attributes, regions.DEFAULT)
-    _take_out(call, "subscribed", cls, regions.unuse(call, "subscribed", cls, areas))
+    _set_attributes(call, "subscribed", cls, regions.unuse(call, "subscribed", cls, areas), is_in=False)
     _say(call, cls, areas, 0.0, passive=False)
 
 
@@ -87,23 +87,15 @@ def _note(call: ServiceCall, table: str, said: dict[Any, float | bool]) -> None:
         call.change("declared", **{table: put_entry(declared, call.federate, own)})
 
 
-def _add(call: ServiceCall, table: str, cls: int, attributes: Handles) -> None:
-    wanted = checked_attributes(object_class(call.model.fom, cls), attributes)
+def _set_attributes(call: ServiceCall, table: str, cls: int, attributes: Handles, *, is_in: bool) -> Handles:
+    """Add attributes of a class, or take them out; which they are, checked."""
+    said = checked_attributes(object_class(call.model.fom, cls), attributes)
     declared = getattr(call.execution.declared, table)
     own = declared.get(call.federate, Map())
-    whole = put_entry(own, cls, tuple(sorted({*own.get(cls, ()), *wanted})))
-    call.change("declared", **{table: put_entry(declared, call.federate, whole)})
-
-
-def _take_out(call: ServiceCall, table: str, cls: int, attributes: Handles) -> Handles:
-    """Which they are, checked."""
-    unwanted = checked_attributes(object_class(call.model.fom, cls), attributes)
-    declared = getattr(call.execution.declared, table)
-    own = declared.get(call.federate, Map())
-    gone = set(unwanted)
-    left = put_entry(own, cls, tuple(each for each in own.get(cls, ()) if each not in gone))
-    call.change("declared", **{table: put_entry(declared, call.federate, left)})
-    return unwanted
+    had = set(own.get(cls, ()))
+    own = put_entry(own, cls, tuple(sorted(had.union(said) if is_in else had.difference(said))))
+    call.change("declared", **{table: put_entry(declared, call.federate, own)})
+    return said
 
 
 # -- interaction classes --------------------------------------------------------------------------------------------

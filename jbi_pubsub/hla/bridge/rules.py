@@ -67,23 +67,15 @@ class NamedRule(TomlTable, frozen=True, rename={"target": "to"}):
 class ClassRule(NamedRule, frozen=True):
     """`[[direction.class]]`."""
 
-    attribute: dict[str, MemberRule] = msgspec.field(default_factory=dict)
-
-    @property
-    def elements(self) -> dict[str, MemberRule]:
-        """Rules of what the class has."""
-        return self.attribute
+    elements: dict[str, MemberRule] = msgspec.field(default_factory=dict, name="attribute")
+    """Rules of what the class has."""
 
 
 class InteractionRule(NamedRule, frozen=True):
     """`[[direction.interaction]]`."""
 
-    parameter: dict[str, MemberRule] = msgspec.field(default_factory=dict)
-
-    @property
-    def elements(self) -> dict[str, MemberRule]:
-        """Rules of what the class has."""
-        return self.parameter
+    elements: dict[str, MemberRule] = msgspec.field(default_factory=dict, name="parameter")
+    """Rules of what the class has."""
 
 
 class Way(
