@@ -3,6 +3,10 @@
 An instance, for each federate:  unknown -> discovered (at the lowest class that it subscribes to) -> removed
 A message:                       sent -> told at once (receive order), or given to time management (time-stamp order)
 
+The object model says whether what a federate sends may be lost. The owner of an instance attribute, or who publishes an
+interaction class, may change it for what it sends from then on (clauses 6.23 to 6.30); with another owner it is again
+what the model says.
+
 An RTI keeps no values: who wants what was sent before asks the owner for it. Own, where the standard leaves room: an
 instance that is deleted at a logical time is gone for its owner, and its name free, at once; it is there again when the
 deletion is retracted. Who waits for that time gets values of it, sends those of what it owns, without regions and as
@@ -11,7 +15,6 @@ the model says, and may ask what it is. A name need not be reserved to be taken.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from types import MappingProxyType
@@ -25,7 +28,6 @@ from .exceptions import (
     IllegalName,
     InteractionClassNotPublished,
     InteractionParameterNotDefined,
-    InvalidArgument,
     MessageCanNoLongerBeRetracted,
     ObjectClassNotPublished,
     ObjectInstanceNameInUse,
@@ -309,8 +311,6 @@ def update_attribute_values(
         if owners is None or owners.get(each) != call.federate:
             checked_attributes(call.model.fom.objects[found.cls - 1], (each,))
             raise ownership.not_owned(call, found, each)
-    if len(attributes) > 1 and any(a >= b for a, b in itertools.pairwise(attributes)):
-        raise InvalidArgument("attributes come sorted by handle, each once", hint="Sort them")
     if not clock.is_ordered(call, time) or time is None:
         _send_as_received(call, instance, values, tag, time)
         return 0
@@ -489,3 +489,34 @@ def _hearing(hears: Map[int, Handles], above: Handles) -> tuple[tuple[int, int],
 def change_interaction_order_type(call: ServiceCall, cls: int, order: Order) -> None:
     published_class(call, cls)
     call.change("instances", sent=call.execution.instances.sent.set((call.federate, cls), order))
+
+
+# -- transportation types -------------------------------------------------------------------------------------------
+
+
+def request_attribute_transportation_type_change(
+    call: ServiceCall, instance: int, attributes: Handles, transportation: int
+) -> None:
+    owned = ownership.owned_by(call, instance, attributes)
+    changed = call.execution.instances.transports.update({(instance, each): transportation for each in owned})
+    call.change("instances", transports=changed)
+    call.tell(call.federate, "confirm_attribute_transportation_type_change", instance, owned, transportation)
+
+
+def query_attribute_transportation_type(call: ServiceCall, instance: int, attribute: int) -> None:
+    checked_attributes(call.known_class(instance, may_leave=True), (attribute,))
+    found = transportation_of(call, instance, attribute)
+    call.tell(call.federate, "report_attribute_transportation_type", instance, attribute, found)
+
+
+def request_interaction_transportation_type_change(call: ServiceCall, cls: int, transportation: int) -> None:
+    published_class(call, cls)
+    call.change("instances", sends=call.execution.instances.sends.set((call.federate, cls), transportation))
+    call.tell(call.federate, "confirm_interaction_transportation_type_change", cls, transportation)
+
+
+def query_interaction_transportation_type(call: ServiceCall, federate: int, cls: int) -> None:
+    """The type of a federate's interactions, by a callback (clause 6.29). Of one who is not there it is what the model
+    says: nobody is told who else there is."""
+    found = interactions_go_by(call, federate, interaction_class(call.model.fom, cls))
+    call.tell(call.federate, "report_interaction_transportation_type", federate, cls, found)

@@ -22,7 +22,7 @@ from jbi_pubsub.core.errors import ProtocolError
 from jbi_pubsub.core.near import near_name
 from jbi_pubsub.core.values import decoded
 
-from . import advice, declaration, distribution, extensions, federation, objects, ownership, timing, transportation
+from . import advice, declaration, distribution, extensions, federation, objects, ownership, timing
 from .exceptions import (
     FederateAlreadyExecutionMember,
     FederateNotExecutionMember,
@@ -83,18 +83,18 @@ def _handle(name: str, value: Any) -> int:
     return value
 
 
-def _handles(name: str, value: Any) -> tuple[int, ...]:
+def _list(name: str, value: Any, what: str) -> Sequence[Any]:
     if not isinstance(value, Sequence) or isinstance(value, str | bytes) or len(value) > HANDLES_MOST:
-        raise InvalidArgument(f"{name} takes up to {HANDLES_MOST:,} handles, not {_shown(value)}", hint=_HINT)
-    for each in value:
-        _handle(name, each)
-    return tuple(value)
+        raise InvalidArgument(f"{name} takes {what}, not {_shown(value)}", hint=_HINT)
+    return value
+
+
+def _handles(name: str, value: Any) -> tuple[int, ...]:
+    return tuple(_handle(name, each) for each in _list(name, value, f"up to {HANDLES_MOST:,} handles"))
 
 
 def _names(name: str, value: Any) -> tuple[str, ...]:
-    if not isinstance(value, Sequence) or isinstance(value, str | bytes) or len(value) > HANDLES_MOST:
-        raise InvalidArgument(f"{name} takes up to {HANDLES_MOST:,} names, not {_shown(value)}", hint=_HINT)
-    return tuple(dict.fromkeys(_text(name, each) for each in value))
+    return tuple(dict.fromkeys(_text(name, each) for each in _list(name, value, f"up to {HANDLES_MOST:,} names")))
 
 
 def _members(name: str, value: Any) -> tuple[int, ...] | None:
@@ -109,18 +109,17 @@ def _tag(name: str, value: Any) -> bytes:
 
 def _values(name: str, value: Any) -> Values:
     """Pairs of handles and bytes, by handles."""
-    if not isinstance(value, Sequence) or isinstance(value, str | bytes) or len(value) > HANDLES_MOST:
-        raise InvalidArgument(f"{name} takes pairs of handles and bytes, not {_shown(value)}", hint=_HINT)
+    what = "pairs of handles and bytes"
     size = 0
     made = []
-    for pair in value:
+    for pair in _list(name, value, what):
         if (
             not isinstance(pair, list | tuple)
             or len(pair) != 2
             or type(pair[0]) is not int
             or not isinstance(pair[1], bytes)
         ):
-            raise InvalidArgument(f"{name} takes pairs of handles and bytes, not {_shown(pair)}", hint=_HINT)
+            raise InvalidArgument(f"{name} takes {what}, not {_shown(pair)}", hint=_HINT)
         size += len(pair[1])
         made.append((pair[0], pair[1]))
     if size > VALUES_MOST:
@@ -260,10 +259,10 @@ SERVICES: Final[dict[str, Service]] = {
         _of(objects.get_known_object_class_handle, _handle),
         _of(objects.change_attribute_order_type, _handle, _handles, _order),
         _of(objects.change_interaction_order_type, _handle, _order),
-        _of(transportation.request_attribute_transportation_type_change, *_ATTRIBUTES, _transportation),
-        _of(transportation.query_attribute_transportation_type, _handle, _handle),
-        _of(transportation.request_interaction_transportation_type_change, _handle, _transportation),
-        _of(transportation.query_interaction_transportation_type, _handle, _handle),
+        _of(objects.request_attribute_transportation_type_change, *_ATTRIBUTES, _transportation),
+        _of(objects.query_attribute_transportation_type, _handle, _handle),
+        _of(objects.request_interaction_transportation_type_change, _handle, _transportation),
+        _of(objects.query_interaction_transportation_type, _handle, _handle),
         _of(ownership.unconditional_attribute_ownership_divestiture, *_ATTRIBUTES),
         _of(ownership.negotiated_attribute_ownership_divestiture, _handle, _handles, _tag, needs=2),
         _of(ownership.confirm_divestiture, _handle, _handles, _tag, needs=2),

@@ -4,16 +4,17 @@ is called, and the answers go in again."""
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from typing import Final
 
 from jbi_pubsub.core.errors import JbiError, StorageError
+from jbi_pubsub.core.pacing import TokenBucket
 from jbi_pubsub.hla.exceptions import RtiError
 from jbi_pubsub.hla.execution import Callback
 from jbi_pubsub.hla.saves import Saves
 
 from . import bridge as spans
-from .limits import ClassRates
 from .state import Bridge, Call, Plan, Turn
 from .surrogate import Surrogate
 
@@ -40,7 +41,8 @@ class Crossing:
         self._saves, self._saved_as = saves, ("", "")
         self._queue = queue
         self._told = told
-        self._limits = ClassRates()
+        self._buckets: dict[tuple[int, bool, int], TokenBucket] = {}
+        """Rates of the guard: of updates and of interactions, by side and rule."""
 
     def declare(self, plan: Plan, saved_as: tuple[str, str], kept: Sequence[tuple[str, Bridge]]) -> None:
         """Begin, or go on with object models that have got additions. `saved_as`: name and object models under which
@@ -77,12 +79,29 @@ class Crossing:
         return bool(self.bridge.busy[1 - side]) and self.plan.policy.consensus in ("naive", "add", "smart")
 
     def _hear(self, side: int, callback: Callback) -> None:
-        if callback.name in _CARRYING and not self._limits.allows(self.plan, self.bridge, side, callback):
+        if callback.name in _CARRYING and not self._is_within_rate(side, callback):
             turn = Turn(self.plan, self.bridge)
             turn.count(f"limited.{side}")
             self.bridge = turn.bridge
             return
         self._do(*spans.heard(self.plan, self.bridge, side, callback))
+
+    def _is_within_rate(self, side: int, callback: Callback) -> bool:
+        """Whether an update or interaction goes. A class without a rule has no limit."""
+        is_interaction = callback.name == "receive_interaction"
+        cls = callback.arguments[0]
+        if not is_interaction:
+            twin = self.bridge.objects.get((side, cls))
+            cls = twin.cls if twin is not None else 0
+        limit = self.plan.translation.limit(side, cls, of_interaction=is_interaction)
+        if limit is None:
+            return True
+        now = time.monotonic()
+        key = (side, is_interaction, limit.key)
+        bucket = self._buckets.setdefault(key, TokenBucket(limit.rate, limit.burst, now))
+        if allowed := bucket.fill(now) >= 1.0:
+            bucket.take(1.0, now)
+        return allowed
 
     def _let_go(self) -> int:
         """All that may go over the links, in order; how many went."""
