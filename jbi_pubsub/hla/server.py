@@ -71,7 +71,6 @@ class ServedFederation:
         self.execution = self.manager.view.execution
         self.group = SessionGroup()
         self.joined: dict[int, FederateSession] = {}
-        self.names: dict[FederateSession, str] = {}
         self.calls = 0
         self.told = 0
         self.rates = UpdateRates()
@@ -81,15 +80,13 @@ class ServedFederation:
         """Federates that were resigned, by why."""
         self.rights: dict[FederateSession, FederateRights] = {}
 
-    def enter(self, session: FederateSession, handle: int, name: str) -> tuple[int, str]:
-        """Note who has joined, or has another handle; handle and name."""
+    def enter(self, session: FederateSession, handle: int) -> None:
+        """Note who has joined, or has another handle."""
         session.federate = handle
         self.joined[handle] = session
-        self.names[session] = name
         rights = self.rights[session]
         self.manager.view.hosts[handle] = rights.caller.address.rpartition(":")[0]
         self.manager.view.brought[handle] = rights.modules
-        return handle, name
 
     def extend(self, before: Fom, fom: Fom, kept: list[tuple[str, Execution]], joining: Sequence[str]) -> bool:
         """Have an object model with additions, and what was saved of the federation when it had them; not if it has got
@@ -116,7 +113,6 @@ class ServedFederation:
         self.joined.pop(session.federate, None)
         self.manager.view.hosts.pop(session.federate, None)
         self.manager.view.brought.pop(session.federate, None)
-        self.names.pop(session, None)
         session.federate = 0
 
 
@@ -303,8 +299,8 @@ class RtiServer:
             return
         answer = step.answer
         if service == rti.JOIN:
-            name = federation.execution.members.joined[answer].name
-            answer = (*federation.enter(session, answer, name), self._lease)
+            federation.enter(session, answer)
+            answer = (answer, federation.execution.members.joined[answer].name, self._lease)
         if ticket:
             self._sessions.say(session, ticket, "", answer)
         self._tell(federation, step)
@@ -343,10 +339,9 @@ class RtiServer:
         """Write what a save has kept to disk, or let it fail; give sessions to what a restore has brought back."""
         saving = step.execution.saving
         if any(each.callback.name == "federation_restored" for each in step.told):
-            names = step.execution.members.names
-            federation.joined = {}
-            for session, name in list(federation.names.items()):
-                federation.enter(session, names[name], name)
+            joined, federation.joined = federation.joined, {}
+            for handle, session in joined.items():
+                federation.enter(session, step.execution.members.names[before.members.joined[handle].name])
         if saving.kept is before.saving.kept:
             return step
         label = saving.order[-1]
@@ -381,8 +376,8 @@ class RtiServer:
 
     def _resign(self, federation: ServedFederation, session: FederateSession) -> None:
         """Resign the federate of a session for `session.reason`, with the action that it joined with."""
-        federate, action = session.federate, federation.execution.members.joined[session.federate].action
-        name = federation.names[session]
+        federate = session.federate
+        name, action, *_ = federation.execution.members.joined[federate]
         federation.gone(session)
         lost = federation.manager.lost(federation.execution, federate, session.reason)
         federation.execution = lost.execution
@@ -450,7 +445,7 @@ def _facts(federation: ServedFederation) -> dict[str, Any]:
     return {
         "name": execution.name,
         "model": federation.model.fom.digest,
-        "federates": sorted(federation.names.values()),
+        "federates": sorted(execution.members.names),
         "objects": len(execution.instances.by_handle) - len(execution.managed.instances),
         "points": sorted(execution.points.pending),
         "saving": saving.label if not saving.is_restore else "",
