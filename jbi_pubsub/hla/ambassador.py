@@ -51,14 +51,14 @@ from .execution import CONVEYED
 from .federate import FederateAmbassador
 from .fom import Fom, Order, parsed
 from .proxy import Layers, Rti, living, modules_of
-from .services import FederateServices
+from .services import FederationServices, ObjectServices, RegionServices
 from .support import SupportServices
 
 FIND_SECONDS: Final = 5.0
 """For a federation to be found in the lookup services."""
 
 
-class RTIAmbassador(FederateServices, SupportServices):
+class RTIAmbassador(FederationServices, ObjectServices, RegionServices, SupportServices):
     """See the module. For one thread; `evoke_...` and calls of services may be on different ones."""
 
     def __init__(self, config: Config | None = None) -> None:
@@ -164,18 +164,14 @@ class RTIAmbassador(FederateServices, SupportServices):
         token = self._call(item, "join", str, federation, own, [name, resign_action, federate_type])
         self._execution, self._federation_name, self._fom, self._granted = item, federation, None, None
         self._learned()
-        sock = dial(item.proxy, DATA, self._config.security(), ANSWER_SECONDS)
-        try:
+        with contextlib.ExitStack() as undo:
+            sock = dial(item.proxy, DATA, self._config.security(), ANSWER_SECONDS)
+            undo.callback(sock.close)
             greet(StreamSocket(sock), Hello.of(token))
             self._link = FederateLink(sock)
-        except BaseException:
-            sock.close()
-            raise
-        try:
+            undo.callback(self._drop)
             self._handle, self._name = self._link.join(name, resign_action, federate_type)
-        except BaseException:
-            self._drop()
-            raise
+            undo.pop_all()
         return self._handle
 
     def resign_federation_execution(self, action: str = "cancel_then_delete_then_divest") -> None:
@@ -265,13 +261,37 @@ class RTIAmbassador(FederateServices, SupportServices):
     def evoke_callback(self, timeout: float = 0.0) -> bool:
         """Have one callback called, waiting `timeout` seconds for it; whether there was one (clause 10.41). What the
         callback raises is raised. Raises CallNotAllowedFromWithinCallback."""
-        return self._evoke(time.monotonic() + timeout)
+        if self._evoking:
+            raise CallNotAllowedFromWithinCallback(
+                "callbacks are evoked from within a callback", hint="Return from it first"
+            )
+        link = self._joined()
+        callbacks = link.taken(1, timeout) if self._enabled else []
+        if not callbacks:
+            return False
+        [(name, arguments)] = callbacks
+        if most := CONVEYED.get(name):
+            self.sent_order = "timestamp" if arguments[most - 1] else "receive"
+            self.producing_federate = arguments[most] if len(arguments) > most else 0
+        act = getattr(self._ambassador, name, None)
+        if act is None or name.startswith("_"):
+            raise ProtocolError(f"the RTI tells of {name[:100]!r}, which is not a callback")
+        if name == "initiate_federate_restore":
+            self._handle = arguments[2]
+        if name in ("time_advance_grant", "initiate_federate_save", "federation_restore_begun"):
+            self._granted = arguments[0] if name == "time_advance_grant" else None
+        self._evoking = True
+        try:
+            called(act, *arguments[:most])
+        finally:
+            self._evoking = False
+        return True
 
     def evoke_multiple_callbacks(self, minimum: float = 0.0, maximum: float = 0.0) -> bool:
         """Have callbacks called for `minimum` seconds, and as long as there are more, up to `maximum`; whether there
         are more (clause 10.42)."""
         began = time.monotonic()
-        while self._evoke(began + minimum):
+        while self.evoke_callback(max(0.0, began + minimum - time.monotonic())):
             if time.monotonic() >= began + max(minimum, maximum):
                 break
         return self._link is not None and self._link.waits()
@@ -283,38 +303,6 @@ class RTIAmbassador(FederateServices, SupportServices):
     def disable_callbacks(self) -> None:
         """None are called, wherever they are evoked, until they are enabled (clause 10.44)."""
         self._enabled = False
-
-    def _evoke(self, until: float) -> bool:
-        if self._evoking:
-            raise CallNotAllowedFromWithinCallback(
-                "callbacks are evoked from within a callback", hint="Return from it first"
-            )
-        link = self._joined()
-        callbacks = link.taken(1, max(0.0, until - time.monotonic())) if self._enabled else []
-        if not callbacks:
-            return False
-        name, arguments = self._told_by(*callbacks[0])
-        act = getattr(self._ambassador, name, None)
-        if act is None or name.startswith("_"):
-            raise ProtocolError(f"the RTI tells of {name[:100]!r}, which is not a callback")
-        if name == "initiate_federate_restore":
-            self._handle = arguments[2]
-        if name in ("time_advance_grant", "initiate_federate_save", "federation_restore_begun"):
-            self._granted = arguments[0] if name == "time_advance_grant" else None
-        self._evoking = True
-        try:
-            called(act, *arguments)
-        finally:
-            self._evoking = False
-        return True
-
-    def _told_by(self, name: str, arguments: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
-        """A callback as it is called, without its producer, who is kept."""
-        if name in CONVEYED:
-            most = CONVEYED[name]
-            self.sent_order = "timestamp" if arguments[most - 1] else "receive"
-            self.producing_federate = arguments[most] if len(arguments) > most else 0
-        return name, arguments[: CONVEYED.get(name)]
 
     # -- what the object model says -----------------------------------------------------------------------------
 

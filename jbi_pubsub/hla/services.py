@@ -473,7 +473,3 @@ class RegionServices(ServiceCaller):
     def request_attribute_value_update_with_regions(self, cls: int, pairs: Pairs, tag: bytes = b"") -> None:
         """The owners of all instances of the class are asked for values that are there (clause 9.13)."""
         self._ask("request_attribute_value_update_with_regions", cls, tuple(pairs), tag)
-
-
-class FederateServices(FederationServices, ObjectServices, RegionServices):
-    """See the module."""

@@ -46,9 +46,7 @@ class Surrogate(RTIAmbassador):
     def come(self, name: str, wake: Callable[[], None], timeout: float = FIND_SECONDS) -> None:
         """Join. `wake` is called, on a thread of its own, when there is something to take. Raises as
         join_federation_execution."""
-        self.join_federation_execution(
-            self.federation, name, resign_action="cancel_then_delete_then_divest", timeout=timeout
-        )
+        self.join_federation_execution(self.federation, name, timeout=timeout)
         self._joined().wake = wake
 
     def model(self, side: str) -> SideModel:
