@@ -180,7 +180,8 @@ class Types(NamedTuple):
         found: dict[Any, Alternative] = {}
         for each in children(element, "alternative"):
             made = text_of(each, "name"), known.get(text_of(each, "dataType"))
-            found.update(dict.fromkeys(names.told(text_of(each, "enumerator", ALTERNATIVES_CHARS)), made))
+            said = text_of(each, "enumerator", ALTERNATIVES_CHARS)
+            found.update(dict.fromkeys(enumerators_for(said, names), made))
         other = found.pop("HLAother", ("", None))
         return record(text_of(element, "discriminant") or "discriminant", of, found, other=other, name=name)
 
@@ -208,31 +209,24 @@ def _enumerators(element: Element) -> dict[str, int] | None:
     return names
 
 
-class Enumerators(NamedTuple):
-    """Those of a data type."""
-
-    names: dict[str, int]
-    """By their numbers."""
-    numbers: list[int]
-
-    def told(self, said: str) -> Iterator[str]:
-        """Enumerators that an alternative is for: `A, [C .. E]`, which goes by their numbers; as it stands, what is
-        none."""
-        labels = list(self.names)
-        for part in said.split(","):
-            first, dots, last = part.strip().strip("[]").partition("..")
-            ends = self.names.get(first.strip()), self.names.get(last.strip())
-            if dots and ends[0] is not None and ends[1] is not None and ends[0] <= ends[1]:
-                yield from labels[bisect_left(self.numbers, ends[0]) : bisect_right(self.numbers, ends[1])]
-            else:
-                yield part.strip()
-
-
-def enumerators_of(element: Element | None) -> Enumerators:
-    """Enumerators of an enumerated data type; of the standard's HLAboolean, when there is none."""
+def enumerators_of(element: Element | None) -> dict[str, int]:
+    """Numbers of the enumerators of an enumerated data type, by name, the least first; of the standard's HLAboolean,
+    when there is none."""
     found = {"HLAfalse": 0, "HLAtrue": 1} if element is None else _enumerators(element) or {}
-    names = dict(sorted(found.items(), key=itemgetter(1)))
-    return Enumerators(names, list(names.values()))
+    return dict(sorted(found.items(), key=itemgetter(1)))
+
+
+def enumerators_for(said: str, known: dict[str, int]) -> Iterator[str]:
+    """Enumerators that an alternative is for: `A, [C .. E]`, which goes by their numbers; as it stands, what is none.
+    `known`: as above."""
+    labels, numbers = list(known), list(known.values())
+    for part in said.split(","):
+        first, dots, last = part.strip().strip("[]").partition("..")
+        ends = known.get(first.strip()), known.get(last.strip())
+        if dots and ends[0] is not None and ends[1] is not None and ends[0] <= ends[1]:
+            yield from labels[bisect_left(numbers, ends[0]) : bisect_right(numbers, ends[1])]
+        else:
+            yield part.strip()
 
 
 def _array_layout(of: Encoding, name: str, encoding: str, cardinality: str) -> Encoding | None:

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, NoReturn
 from jbi_pubsub.core.near import near_hint
 from jbi_pubsub.core.xml import Element
 
-from .datatypes import ALTERNATIVES_CHARS, TypeRow, enumerators_of, is_basic, merged, number_of
+from .datatypes import ALTERNATIVES_CHARS, TypeRow, enumerators_for, enumerators_of, is_basic, merged, number_of
 from .encoding import STANDARD
 from .exceptions import ErrorReadingFom
 from .omt import children, elements, is_of_2025, local_name, text_of
@@ -214,10 +214,10 @@ def _check_variants(name: str, row: TypeRow, names: _Names) -> None:
     taken: set[str] = set()
     for each in children(row.element, "alternative"):
         where, said = f"{row.module}:{each.sourceline}", text_of(each, "enumerator", ALTERNATIVES_CHARS)
-        for one in known.told(said):
-            if one not in known.names and one != "HLAother":
+        for one in enumerators_for(said, known):
+            if one not in known and one != "HLAother":
                 _refuse(where, f"an alternative of {name} is for {one[:100]!r}, which is not an enumerator of {kind}",
-                        near_hint(one, known.names, 5))  # fmt: skip
+                        near_hint(one, known, 5))  # fmt: skip
             if one in taken:
                 _refuse(where, f"{name} has two alternatives for {one}", "Leave one")
             taken.add(one)

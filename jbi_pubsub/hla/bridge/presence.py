@@ -13,13 +13,12 @@ from uuid import uuid4
 
 from jbi_pubsub.core.access import AllowAll
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.wire.dial import is_gone
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.wire.handshake import listen, refuse
 from jbi_pubsub.core.wire.stream_socket import StreamSocket
 from jbi_pubsub.hla.calls import Front
 from jbi_pubsub.hla.exceptions import RingOfBridges
-from jbi_pubsub.hla.proxy import HLA_BRIDGE_TYPE
+from jbi_pubsub.hla.proxy import HLA_BRIDGE_TYPE, living
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.policy.settings import access_of
@@ -30,8 +29,6 @@ from .rings import Span
 
 KNOWN_SECONDS: Final = 3.0
 """For a lookup service to know of a bridge, and to tell which others there are."""
-DEAD_MOST: Final = 20
-"""Bridges that are asked whether they live."""
 
 Facts = Callable[[], dict[str, Any]]
 
@@ -172,7 +169,9 @@ class _Side:
 
     def dead(self, own: frozenset[str]) -> list[str]:
         """Bridges whose process is no more, while their leases go on: nobody listens where they can be asked."""
-        gone = [item for item in self._others(own)[:DEAD_MOST] if is_gone(item.proxy, self._security)]
+        others = self._others(own)
+        alive = living(others, self._security)
+        gone = [item for item in others if item not in alive]
         return [span.bridge for item in gone for span in rings.spans_of(item.entries) if span.hops == 0]
 
     def _others(self, own: frozenset[str]) -> list[ServiceItem]:

@@ -39,14 +39,14 @@ class Surrogate(RTIAmbassador):
         assert self._community is not None  # from the beginning, until it is disconnected
         return self._community
 
-    def execution(self, timeout: float = FIND_SECONDS) -> str:
+    def execution(self) -> str:
         """The id of the service that its federation execution is. Raises as join_federation_execution."""
-        return self._federation(self.federation, timeout).service_id
+        return self._federation(self.federation, FIND_SECONDS).service_id
 
-    def come(self, name: str, wake: Callable[[], None], timeout: float = FIND_SECONDS) -> None:
+    def come(self, name: str, wake: Callable[[], None]) -> None:
         """Join. `wake` is called, on a thread of its own, when there is something to take. Raises as
         join_federation_execution."""
-        self.join_federation_execution(self.federation, name, timeout=timeout)
+        self.join_federation_execution(self.federation, name, timeout=FIND_SECONDS)
         self._joined().wake = wake
 
     def model(self, side: str) -> SideModel:

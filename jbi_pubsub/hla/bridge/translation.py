@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 from immutables import Map
 
-from jbi_pubsub.bridge.elements import Codec, ElementChange, ElementRule, change_of, changed, codec_of
+from jbi_pubsub.bridge.elements import ElementChange, ElementRule, change_of, changed, codec_of
 from jbi_pubsub.core.errors import ConfigurationError, JbiError
 from jbi_pubsub.core.near import near_hint
 from jbi_pubsub.hla.datatypes import DataType, Types
@@ -197,7 +197,10 @@ class _Compiling:
                 found[cls.handle] = course
             elif self._is_hidden(cls) and (above := self._nearest(cls.above[1:], found)) is not None:
                 found[cls.handle] = above._replace(target=0, back=Map(), limit=None)
-        return Map({handle: one for handle, one in found.items() if one.target or self._is_below_one(handle, found)})
+        return Map({
+            handle: one for handle, one in found.items()
+            if one.target or self._nearest(self._classes[handle - 1].above[1:], found) is not None
+        })  # fmt: skip
 
     # -- classes -------------------------------------------------------------------------------------------------
 
@@ -279,9 +282,6 @@ class _Compiling:
     def _nearest(self, above: Sequence[int], found: dict[int, Course]) -> Course | None:
         return next((found[handle] for handle in above if handle in found and found[handle].target), None)
 
-    def _is_below_one(self, handle: int, found: dict[int, Course]) -> bool:
-        return self._nearest(self._classes[handle - 1].above[1:], found) is not None
-
     # -- what classes have ---------------------------------------------------------------------------------------
 
     def _element_rules(self) -> dict[tuple[int, int], MemberRule]:
@@ -331,7 +331,7 @@ class _Compiling:
             raise ConfigurationError("rules for fields of a value that is not a record", hint="Remove them")
         if not said.unit and source and target and source.unit and target.unit and rule.table is None:
             said = said._replace(unit=(source.unit, target.unit))
-        change = change_of(said, _codec(source), _codec(target))
+        change = change_of(said, source and source.codec, target and target.codec)
         return change, says(said, change) if change is not None else ""
 
     def _wrong(self, name: str, why: str, hint: str) -> ConfigurationError:
@@ -343,7 +343,3 @@ def _type_of(name: str, types: Types, member: ClassMember) -> DataType | None:
     if not name:
         return types.get(member.data_type)
     return types.get(name) or DataType(codec_of(name))
-
-
-def _codec(found: DataType | None) -> Codec | None:
-    return found.codec if found is not None else None

@@ -53,10 +53,6 @@ class Cell(NamedTuple):
         return dict(self.wrong).get(scenario, "ok")
 
 
-def _scenario(row: Mapping[str, Any], words: Mapping[str, object]) -> Scenario:
-    return Scenario(**{**row, "text": row["text"].format_map(words)})
-
-
 def _cell(row: Mapping[str, Any]) -> Cell:
     policy = Solutions(**row["policy"]) if "policy" in row else None
     names, wrong = tuple(row.get("scenarios", ())), tuple(row.get("wrong", {}).items())
@@ -67,7 +63,7 @@ def _scenarios() -> Iterator[Scenario]:
     said, thing = toml.read(DATA / "scenarios.toml"), fom().object_class("Thing")
     handles = {"Thing": thing, "x": fom().attribute(thing, "x"), "Call": fom().interaction_class("Call")}
     words = {**handles, **{name: text.format_map(handles) for name, text in said["shared"].items()}}
-    return (_scenario(row, words) for row in said["scenario"])
+    return (Scenario(**{**row, "text": row["text"].format_map(words)}) for row in said["scenario"])
 
 
 SCENARIOS: Final = {each.name: each for each in _scenarios()}
