@@ -8,12 +8,11 @@ stamps. Federates that are not constrained are granted what they ask for, and ge
 
 A bound is a pair (time, 1 when that time itself is excluded): with lookahead 0, who was granted t by TAR or NMR sends
 only later than t (clause 8.1.4). The bound of who asked for a message at most t depends on the others: it is the least
-time at which such a message can come, found as shortest ways are (Dijkstra).
+time at which such a message can come, found as shortest ways are (Dijkstra; as all hear all, who is next stays so).
 """
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Collection, Iterable
 from typing import Final
@@ -95,20 +94,17 @@ def _next_messages(clock: Clock, asking: list[int], others: list[tuple[Bound, in
     """Bounds of who asked for the next message: none of them is granted less than the least time at which it can have
     one, from what waits for it, from those who are at a time of their own, or from another who asked."""
     least = min((each for each, _ in others), default=NEVER)[0]
-    heap = []
+    alone = []
     for federate in asking:
         pace = clock.paces[federate]
         at = min(pace.asked[1] if pace.asked else math.inf, clock.least(federate), least)
-        heap.append((max(at, pace.time), federate))
-    heapq.heapify(heap)
+        alone.append((max(at, pace.time), federate))
     found: list[tuple[Bound, int]] = []
     soonest = math.inf
-    while heap:
-        at, federate = heapq.heappop(heap)
+    for at, federate in sorted(alone):
         pace = clock.paces[federate]
-        at = max(min(at, soonest), pace.time)
         is_exclusive = pace.asked is not None and pace.asked[0] == "NMR"
-        bound = _bound(pace, at, is_exclusive=is_exclusive)
+        bound = _bound(pace, max(min(at, soonest), pace.time), is_exclusive=is_exclusive)
         soonest = min(soonest, bound[0])
         found.append((bound, federate))
     return found

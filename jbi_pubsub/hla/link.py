@@ -261,30 +261,26 @@ class Tunnel:
     def carry(self, near: socket.socket, far: socket.socket, refusal: Callable[[], str]) -> None:
         """Bytes both ways, until one end closes, where what had come before still goes, or there is a refusal. Raises
         OSError."""
+        ends, closed = (near, far), False
+        waiting = {near: bytearray(), far: bytearray()}
         self._count(federates=1)
         try:
-            self._carry(near, far, refusal)
+            for each in ends:
+                each.setblocking(False)
+            while not (self._stopping.is_set() or (closed and not any(waiting.values())) or refusal()):
+                for source, target in (ends, ends[::-1]):
+                    if not closed and len(waiting[target]) < AHEAD_MOST:
+                        data = received(source)
+                        if data == b"":
+                            closed = True
+                        elif data:
+                            waiting[target] += data
+                            self._count(**{"to" if target is far else "back": len(data)})
+                    if waiting[target]:
+                        del waiting[target][: sent(target, memoryview(waiting[target]).toreadonly())]
+                _wait(ends, waiting, closed=closed)
         finally:
             self._count(federates=-1)
-
-    def _carry(self, near: socket.socket, far: socket.socket, refusal: Callable[[], str]) -> None:
-        ends = (near, far)
-        waiting = {near: bytearray(), far: bytearray()}
-        for each in ends:
-            each.setblocking(False)
-        closed = False
-        while not (self._stopping.is_set() or (closed and not any(waiting.values())) or refusal()):
-            for source, target in (ends, ends[::-1]):
-                if not closed and len(waiting[target]) < AHEAD_MOST:
-                    data = received(source)
-                    if data == b"":
-                        closed = True
-                    elif data:
-                        waiting[target] += data
-                        self._count(**{"to" if target is far else "back": len(data)})
-                if waiting[target]:
-                    del waiting[target][: sent(target, memoryview(waiting[target]).toreadonly())]
-            _wait(ends, waiting, closed=closed)
 
 
 def _wait(ends: tuple[socket.socket, ...], waiting: dict[socket.socket, bytearray], *, closed: bool) -> None:

@@ -160,7 +160,7 @@ def due(plan: Plan, bridge: Bridge) -> tuple[Due, ...]:
     for side in (0, 1):
         found.extend(_due_control(plan, bridge, side))
         found.extend(_due_data(plan, bridge, side))
-    if plan.asks:
+    if plan.policy.consensus == "smart":  # else RTIs tell who is the last one, or nobody does
         found.extend(Due("poll", side, 0, key) for side, key in consensus.polls(bridge))
     return tuple(found)
 
@@ -190,7 +190,7 @@ def _due_data(plan: Plan, bridge: Bridge, side: int) -> list[Due]:
 
 def first_control(plan: Plan, bridge: Bridge, side: int) -> Due | None:
     """The first control entry that may go from a side."""
-    return next(iter(_due_control(plan, bridge, side)), None) if bridge.links[side].control else None
+    return next(iter(_due_control(plan, bridge, side)), None)
 
 
 def first(plan: Plan, bridge: Bridge, side: int) -> Due | None:

@@ -378,17 +378,14 @@ def _ask_again(turn: Turn, side: int) -> None:
 def polls(bridge: Bridge) -> list[tuple[int, Key]]:
     """Sides and rounds about which an RTI can be asked: whether all others of the side have consented. Of points no RTI
     says anything while its federation is saved or restored."""
-    return [
-        (side, key)
-        for key in sorted(bridge.rounds)
-        for side in (0, 1)
-        if _is_asked_about(bridge.rounds[key], side) and not (key[0] == "sync" and bridge.busy[side])
-    ]
-
-
-def _is_asked_about(found: Round, side: int) -> bool:
-    part, other = found.parts[side], found.parts[1 - side]
-    return part.state == "announced" and not part.sent and other.state != "over"
+    found = []
+    for key in sorted(bridge.rounds):
+        parts = bridge.rounds[key].parts
+        for side, (part, other) in enumerate((parts, parts[::-1])):
+            is_open = part.state == "announced" and not part.sent and other.state != "over"
+            if is_open and not (key[0] == "sync" and bridge.busy[side]):
+                found.append((side, key))
+    return found
 
 
 def asked(turn: Turn, side: int, key: Key) -> None:

@@ -46,11 +46,6 @@ class Plan(NamedTuple):
     forwards: bool = True
     """A federation that is done without its surrogate having been the last one says so. (As above.)"""
 
-    @property
-    def asks(self) -> bool:
-        """Whether the RTIs are asked if a surrogate is the last one."""
-        return self.policy.consensus == "smart"
-
 
 class Entry(NamedTuple):
     """Entry that goes over a link."""
