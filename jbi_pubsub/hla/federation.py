@@ -227,16 +227,14 @@ def request_federation_save(call: ServiceCall, label: str, time: float | None = 
 
 
 def federate_save_begun(call: ServiceCall) -> None:
-    if not _is_at(call, "instructed", is_restore=False):
+    if not _reports(call, "saving", at="instructed", is_restore=False):
         raise SaveNotInitiated("nobody has told the federate to save, or it has begun", hint="Wait for the callback")
-    _report(call, "saving")
 
 
 def report_save(call: ServiceCall, *, state: str) -> None:
     """The federate has saved ("waiting"), or could not ("failed"). Raises FederateHasNotBegunSave."""
-    if not _is_at(call, "saving", is_restore=False):
+    if not _reports(call, state, at="saving", is_restore=False):
         raise FederateHasNotBegunSave("the federate has not begun to save", hint="Call federate_save_begun first")
-    _report(call, state)
 
 
 def request_federation_restore(call: ServiceCall, label: str) -> None:
@@ -258,22 +256,20 @@ def request_federation_restore(call: ServiceCall, label: str) -> None:
 
 def report_restore(call: ServiceCall, *, state: str) -> None:
     """The federate is as it was ("waiting"), or could not go back ("failed"). Raises RestoreNotRequested."""
-    if not _is_at(call, "instructed", is_restore=True):
+    if not _reports(call, state, at="instructed", is_restore=True):
         raise RestoreNotRequested(
             "nobody has told the federate to restore, or it has reported", hint="Wait for initiate_federate_restore"
         )
-    _report(call, state)
 
 
-def _is_at(call: ServiceCall, state: str, *, is_restore: bool) -> bool:
-    """Whether a save, or a restore, goes on, and the federate is in that state of it."""
+def _reports(call: ServiceCall, state: str, *, at: str, is_restore: bool) -> bool:
+    """The federate reports a state of a save, or a restore, in which it is `at` another one; whether it is."""
     saving = call.execution.saving
-    return bool(saving.label) and saving.is_restore is is_restore and saving.states.get(call.federate) == state
-
-
-def _report(call: ServiceCall, state: str) -> None:
+    if not saving.label or saving.is_restore is not is_restore or saving.states.get(call.federate) != at:
+        return False
     call.change("saving", states=call.execution.saving.states.set(call.federate, state))
     _end_if_reported(call)
+    return True
 
 
 def _end_if_reported(call: ServiceCall) -> None:

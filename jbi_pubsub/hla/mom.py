@@ -192,7 +192,6 @@ class MomView:
     def drop(self, federate: int) -> None:
         """Forget a federate that has left."""
         self._counts.pop(federate, None)
-        self.hosts.pop(federate, None)
         self._forget_gone()
 
     def total(self, federate: int, what: str) -> int:
