@@ -34,6 +34,13 @@ class ServiceCaller(ABC):
     def _ask_for_time(self, service: str, time: float) -> None:
         """Call a service that asks for a time, and wait for its answer where it may be refused."""
 
+    def _send_at(self, time: float | None, service: str, *arguments: Any) -> int:
+        """Call a service that sends something; with a time the retraction handle is waited for, 0: there is none."""
+        if time is not None:
+            return int(self._ask(service, *arguments, time))
+        self._send(service, *arguments)
+        return 0
+
 
 class FederationServices(ServiceCaller):
     """Federation, declaration and time management."""
@@ -282,22 +289,14 @@ class ObjectServices(ServiceCaller):
     ) -> int:
         """New values of attributes that it owns; with a time the retraction handle, else 0 (clause 6.10). Raises
         AttributeNotOwned, InvalidLogicalTime."""
-        pairs = sorted(values.items())
-        if time is None:
-            self._send("update_attribute_values", instance, pairs, tag)
-            return 0
-        return int(self._ask("update_attribute_values", instance, pairs, tag, time))
+        return self._send_at(time, "update_attribute_values", instance, sorted(values.items()), tag)
 
     def send_interaction(
         self, cls: int, parameters: Mapping[int, bytes], tag: bytes = b"", time: float | None = None
     ) -> int:
         """An interaction; with a time the retraction handle, else 0 (clause 6.12). Raises InteractionClassNotPublished,
         InteractionParameterNotDefined, InvalidLogicalTime."""
-        pairs = sorted(parameters.items())
-        if time is None:
-            self._send("send_interaction", cls, pairs, tag)
-            return 0
-        return int(self._ask("send_interaction", cls, pairs, tag, time))
+        return self._send_at(time, "send_interaction", cls, sorted(parameters.items()), tag)
 
     def delete_object_instance(self, instance: int, tag: bytes = b"", time: float | None = None) -> int:
         """The instance is no more; the retraction handle, 0 in receive order (clause 6.14). Raises
@@ -466,10 +465,7 @@ class RegionServices(ServiceCaller):
     ) -> int:  # fmt: skip
         """As send_interaction, for who listens there (clause 9.12)."""
         arguments = cls, sorted(parameters.items()), tuple(regions), tag
-        if time is None:
-            self._send("send_interaction_with_regions", *arguments)
-            return 0
-        return int(self._ask("send_interaction_with_regions", *arguments, time))
+        return self._send_at(time, "send_interaction_with_regions", *arguments)
     def request_attribute_value_update_with_regions(self, cls: int, pairs: Pairs, tag: bytes = b"") -> None:
         """The owners of all instances of the class are asked for values that are there (clause 9.13)."""
         self._ask("request_attribute_value_update_with_regions", cls, tuple(pairs), tag)
