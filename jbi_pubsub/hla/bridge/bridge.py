@@ -201,14 +201,14 @@ def first(plan: Plan, bridge: Bridge, side: int) -> Due | None:
 
 
 def _may_go(plan: Plan, bridge: Bridge, side: int, entry: Entry) -> bool:
-    if entry.kind == "request" and entry.key is not None and entry.key in bridge.rounds:
-        part = bridge.rounds[entry.key].parts[1 - side]
-        if part.state in ("", "blocked") and bridge.busy[1 - side]:
-            if bridge.busy[1 - side] == "?" or part.state == "blocked":
+    busy = bridge.busy[1 - side]
+    if busy:
+        if entry.key is None or entry.key[0] == "sync":
+            return False
+        if entry.kind == "request" and entry.key in bridge.rounds:
+            state = bridge.rounds[entry.key].parts[1 - side].state
+            if state == "blocked" or (state == "" and busy == "?"):  # else it finds out what goes on there
                 return False
-            return entry.key[0] != "sync" and not _waits(plan, bridge, side, entry)  # it finds out what goes on there
-    if bridge.busy[1 - side] and (entry.key is None or entry.key[0] == "sync"):
-        return False
     return not _waits(plan, bridge, side, entry)
 
 

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from immutables import Map
 
-from .state import EVERYTHING, NOTHING, Bridge, Entry, Key, Link, Part, Round, Turn
+from .state import EVERYTHING, NOTHING, Bridge, Entry, Key, Link, Part, Round, Turn, changed
 
 KEPT_MOST: Final = 100
 """Saves of which the bridge knows what was under way."""
@@ -83,8 +83,7 @@ def _begun(turn: Turn, side: int, kind: str, label: str, tag: bytes, name: str) 
     origin = side if kind == "sync" else 0
     number = max((key[3] + 1 for key in turn.bridge.rounds if key[:3] == (kind, origin, label)), default=0)
     key = (kind, origin, label, number)
-    one, other = Part(label, "announced"), Part(label)
-    parts = (one, other) if side == 0 else (other, one)
+    parts = changed((Part(label), Part(label)), side, Part(label, "announced"))
     turn.set(rounds=turn.bridge.rounds.set(key, Round(parts, tag, name)))
     if plan.policy.consensus == "restrict":
         turn.count("suppressed")
