@@ -82,7 +82,7 @@ def _note(call: ServiceCall, table: str, said: dict[Any, float | bool]) -> None:
     declared = getattr(call.execution.declared, table)
     before = own = declared.get(call.federate, Map())
     for key, value in said.items():
-        own = own.set(key, value) if value else own.delete(key) if key in own else own
+        own = put_entry(own, key, value)
     if own is not before:
         call.change("declared", **{table: put_entry(declared, call.federate, own)})
 
@@ -138,5 +138,4 @@ def _set_class(call: ServiceCall, table: str, cls: int, *, is_in: bool) -> None:
 
 def set_convey_producing_federate_switch(call: ServiceCall, on: bool) -> None:  # a service's argument
     told = call.execution.declared.conveyed
-    put = told.set(call.federate, True) if on else told.delete(call.federate) if call.federate in told else told
-    call.change("declared", conveyed=put)
+    call.change("declared", conveyed=put_entry(told, call.federate, on))

@@ -13,7 +13,7 @@ counter gives those of federates, object instances and retractions.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Sized
+from collections.abc import Container, Hashable, Iterable
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from immutables import Map
@@ -32,13 +32,12 @@ Asked = Literal["TAR", "TARA", "NMR", "NMRA", "FQR", "constrained"]
 RTI: Final = -1
 """The RTI itself, as owner and sender of its management object model (mom.py)."""
 
-K = TypeVar("K", int, str, tuple[str, int, int, int])
-V = TypeVar("V", bound=Sized)
+K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 
-def put_entry(table: Map[K, V], key: K, value: V) -> Map[K, V]:
-    """The table with that value, without what is empty."""
+def put_entry(table: Map[K, T], key: K, value: T | None) -> Map[K, T]:
+    """The table with that value, without what is empty, false or none."""
     if value:
         return table.set(key, value)
     return table.delete(key) if key in table else table

@@ -199,8 +199,5 @@ def declare_unowned(
     table = call.execution.owned.declared
     declared = table.get(instance, Map())
     for each in ownership.owned_by(call, instance, attributes):
-        if is_unowned:
-            declared = declared.set(each, True)
-        elif each in declared:
-            declared = declared.delete(each)
+        declared = put_entry(declared, each, is_unowned)
     call.change("owned", declared=put_entry(table, instance, declared))

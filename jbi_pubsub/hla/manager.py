@@ -16,7 +16,7 @@ from immutables import Map
 
 from . import objects, ownership, rti
 from .exceptions import DecoderException, FederateNotExecutionMember, InvalidArgument, RtiError, ServiceNotEnabled
-from .execution import RTI, Callback, Execution, FederationModel, ServiceCall, ServiceStep
+from .execution import RTI, Callback, Execution, FederationModel, ServiceCall, ServiceStep, put_entry
 from .federation import RESIGN_ACTIONS
 from .fom import BEST_EFFORT, RELIABLE
 from .mom import ANSWERS, CONDITIONAL, FEDERATE, FEDERATION, PERIODIC, MomView, octets, read, written
@@ -186,9 +186,7 @@ class MomManager:
     def _manage(call: ServiceCall, federate: int, **values: Any) -> None:
         """Entries of a federate; None: it has none any more."""
         for table, value in values.items():
-            had = getattr(call.execution.managed, table)
-            left = had.delete(federate) if federate in had else had
-            call.change("managed", **{table: left if value is None else had.set(federate, value)})
+            call.change("managed", **{table: put_entry(getattr(call.execution.managed, table), federate, value)})
 
     def _tell_changed(self, call: ServiceCall, federate: int, names: Iterable[str]) -> None:
         table = FEDERATE if federate else FEDERATION

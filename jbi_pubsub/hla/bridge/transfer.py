@@ -21,6 +21,8 @@ from typing import Any, Final
 
 from immutables import Map
 
+from jbi_pubsub.hla.execution import put_entry
+
 from . import passage
 from .state import Entry, Turn
 
@@ -126,9 +128,7 @@ def _unclaim(turn: Turn, side: int, instance: int, attributes: tuple[int, ...]) 
     claims = turn.bridge.claims.get((side, instance), Map())
     for each in attributes:
         claims = claims.delete(each) if each in claims else claims
-    table = turn.bridge.claims
-    key = (side, instance)
-    turn.set(claims=table.set(key, claims) if claims else table.delete(key) if key in table else table)
+    turn.set(claims=put_entry(turn.bridge.claims, (side, instance), claims))
 
 
 def divested(turn: Turn, side: int, instance: int, attributes: tuple[int, ...], gone: tuple[int, ...]) -> None:
