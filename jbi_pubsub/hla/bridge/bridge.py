@@ -266,7 +266,7 @@ def answered(plan: Plan, bridge: Bridge, call: Call, answer: Any) -> Done:
         passage.registered(turn, near, entry, answer)
     elif kind in ("update", "interaction") and entry is not None:
         passage.sent(turn, near, entry, answer or 0)
-    elif kind == "remove" and call.service == "delete_object_instance" and entry is not None:
+    elif kind == "remove" and entry is not None:
         passage.deleted(turn, near, entry, answer)
     elif kind in ("divested", "confirmed"):
         _, instance, attributes = call.about

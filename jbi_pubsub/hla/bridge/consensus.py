@@ -188,11 +188,7 @@ def _forget(turn: Turn, key: Key) -> None:
     if all(part.state == "over" or (part.state in ("", "blocked") and not other.ok and other.state == "over")
            for part, other in (found.parts, found.parts[::-1])):  # fmt: skip
         links = [
-            Link(
-                tuple(each for each in link.control if each.key != key or each.kind == "call"),
-                tuple(each for each in link.data if each.key != key),
-            )
-            for link in turn.bridge.links
+            Link(*(tuple(each for each in queue if each.key != key) for queue in link)) for link in turn.bridge.links
         ]
         turn.set(rounds=turn.bridge.rounds.delete(key), links=(links[0], links[1]))
 

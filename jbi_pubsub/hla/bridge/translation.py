@@ -161,15 +161,15 @@ def translation(one: SideModel, other: SideModel, forth: Way | None, back: Way |
     """From the models and the rules of both directions, None for one that does not go at all. Raises
     ConfigurationError, which says what is wrong with which rule; ErrorReadingFom."""
     ways = ((one, other, forth), (other, one, back))
-    objects = tuple(_Compiling(here, there, way, False).courses() for here, there, way in ways)
-    interactions = tuple(_Compiling(here, there, way, True).courses() for here, there, way in ways)
+    objects = tuple(_Compiling(here, there, way, False).courses() if way else Map() for here, there, way in ways)
+    interactions = tuple(_Compiling(here, there, way, True).courses() if way else Map() for here, there, way in ways)
     return Translation((one.fom, other.fom), (objects[0], objects[1]), (interactions[0], interactions[1]))
 
 
 class _Compiling:
     """Compiler of the object classes, or the interaction classes, of one direction."""
 
-    def __init__(self, here: SideModel, there: SideModel, way: Way | None, of_interactions: bool) -> None:
+    def __init__(self, here: SideModel, there: SideModel, way: Way, of_interactions: bool) -> None:
         self._here, self._there, self._way = here, there, way
         self._kind = "interaction class" if of_interactions else "object class"
         self._member = "parameter" if of_interactions else "attribute"
@@ -178,16 +178,11 @@ class _Compiling:
         self._members = here.fom.parameters if of_interactions else here.fom.attributes
         self._classes_there = there.fom.interactions if of_interactions else there.fom.objects
         self._members_there = there.fom.parameters if of_interactions else there.fom.attributes
-        said: Sequence[ClassRule | InteractionRule] = ()
-        if way is not None:
-            said = way.interactions if of_interactions else way.classes
-        self._rules = self._ruled(said)
+        self._rules = self._ruled(way.interactions if of_interactions else way.classes)
         self._by_member = self._element_rules()
 
     def courses(self) -> Courses:
         """By class."""
-        if self._way is None:
-            return Map()
         found: dict[int, Course] = {}
         for cls in self._classes:  # sorted by name: a class above comes first
             if cls.name == self._root or cls.name.startswith(MANAGER):
@@ -247,7 +242,6 @@ class _Compiling:
         """Handle of the class there; 0: none."""
         handle, rule = self._ruling(cls)
         if rule is None:
-            assert self._way is not None
             return self._same(self._short(cls)) if self._way.rest == "same" else 0
         below = cls.name.removeprefix(self._classes[handle - 1].name)
         name = rule.target or self._short(self._classes[handle - 1])
@@ -270,7 +264,6 @@ class _Compiling:
         return rule is not None and rule.hide
 
     def _rest(self, rule: ClassRule | InteractionRule | None) -> Rest:
-        assert self._way is not None
         return rule.rest if rule is not None and rule.rest is not None else self._way.rest
 
     def _limit(self, cls: Class) -> Limit | None:
