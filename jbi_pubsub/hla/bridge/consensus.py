@@ -281,14 +281,9 @@ def registration_failed(turn: Turn, side: int, label: str, reason: str) -> None:
         return
     near, policy = 1 - side, turn.plan.policy
     found = turn.bridge.rounds[key]
-    if reason == "BUSY":
-        _wait_or_give_way(turn, key, side, _rivals(turn, side), reason)
-    elif (
-        policy.failure == "add"
-        and reason == "LABEL_NOT_UNIQUE"
-        and (same := [rival for rival in _rivals(turn, side) if rival[2] == key[2]])
-    ):
-        _wait_or_give_way(turn, key, side, same, reason)
+    rivals = [each for each in _rivals(turn, side) if reason == "BUSY" or each[2] == key[2]]
+    if reason == "BUSY" or (policy.failure == "add" and reason == "LABEL_NOT_UNIQUE" and rivals):
+        _wait_or_give_way(turn, key, side, rivals, reason)
     elif policy.failure == "smart" and reason == "LABEL_NOT_UNIQUE" and label == key[2]:
         renamed = f"{turn.plan.names[near]}:{label}"
         turn.set_part(key, side, label=renamed)
@@ -305,7 +300,7 @@ def _rivals(turn: Turn, side: int) -> list[Key]:
     """Points that began on a side, and that the other one does not have, or not yet."""
     return [
         key for key, found in turn.bridge.rounds.items()
-        if key[0] == "sync" and key[1] == side and found.parts[side].state in ("announced", "consented")
+        if key[0] == "sync" and key[1] == side and found.parts[side].state in _STANDING
         and (found.parts[1 - side].state in ("", "asked", "blocked") or not found.parts[1 - side].ok)
     ]  # fmt: skip
 
@@ -328,13 +323,13 @@ def restore_refused(turn: Turn, side: int, label: str) -> None:
     key = key_of(turn, side, "restore", label, ("asked",))
     if key is not None:
         turn.set_part(key, side, state="over", ok=False)
-        if turn.plan.policy.failure in ("ignore",):
+        if turn.plan.policy.failure == "ignore":
             turn.count("failure_ignored")
             consent(turn, key, 1 - side)
-        elif turn.plan.policy.failure != "naive":
-            consent(turn, key, 1 - side, ok=False)
-        else:
+        elif turn.plan.policy.failure == "naive":
             turn.count("unanswered")
+        else:
+            consent(turn, key, 1 - side, ok=False)
 
 
 def refused(turn: Turn, key: Key, side: int) -> None:

@@ -26,12 +26,11 @@ from jbi_pubsub.bridge.elements import ElementChange, ElementRule, change_of, ch
 from jbi_pubsub.core.errors import ConfigurationError, JbiError
 from jbi_pubsub.core.near import near_hint
 from jbi_pubsub.hla.datatypes import DataType, Types
+from jbi_pubsub.hla.execution import Values
 from jbi_pubsub.hla.fom import INTERACTION_ROOT, OBJECT_ROOT, Class, ClassMember, Fom
 
 from .fields import FieldChanges, says
 from .rules import ClassRule, InteractionRule, MemberRule, Rest, Way
-
-Values = tuple[tuple[int, bytes], ...]
 
 MANAGER: Final = ("HLAobjectRoot.HLAmanager", "HLAinteractionRoot.HLAmanager")
 
