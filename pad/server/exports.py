@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Callable
 from heapq import nlargest
-from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 from msgspec import structs
@@ -80,11 +81,15 @@ DRAIN_MOST: Final = 60.0
 """Seconds that a call to drain waits at most."""
 
 
-class PublisherCalls:
-    """The publishers' calls."""
+class DelegateCalls:
+    """Calls of one exported name."""
 
     def __init__(self, server: DelegateService) -> None:
         self._server = server
+
+
+class PublisherCalls(DelegateCalls):
+    """The publishers' calls."""
 
     @exported
     @leasing
@@ -162,11 +167,8 @@ class PublisherCalls:
         return self._server.data.issue_token("publish", connection_id)
 
 
-class BridgingCalls:
+class BridgingCalls(DelegateCalls):
     """The calls of bridges."""
-
-    def __init__(self, server: DelegateService) -> None:
-        self._server = server
 
     @exported
     def wanted(
@@ -188,11 +190,8 @@ class BridgingCalls:
         return Wanted(told.revision + version, types)
 
 
-class SubscriberCalls:
+class SubscriberCalls(DelegateCalls):
     """The subscribers' calls: what the proxy in the lookup service offers, nothing else."""
-
-    def __init__(self, server: DelegateService) -> None:
-        self._server = server
 
     @exported
     @leasing
@@ -315,11 +314,8 @@ class SubscriberCalls:
         return self._server.delegate.signing_key(uid)
 
 
-class HistoryCalls:
+class HistoryCalls(DelegateCalls):
     """Queries of subscribers to the archive."""
-
-    def __init__(self, server: DelegateService) -> None:
-        self._server = server
 
     @exported
     def open_query(self, caller: Caller, session_id: str, request: QueryRequest, claims: Claims) -> QueryOpened:
@@ -406,22 +402,16 @@ class HistoryCalls:
         return administration
 
 
-class MailLinkCalls:
+class MailLinkCalls(DelegateCalls):
     """Links in a mail, for whoever reads it."""
-
-    def __init__(self, server: DelegateService) -> None:
-        self._server = server
 
     @exported
     def follow(self, caller: Caller, action: LinkAction, token: str) -> None:  # noqa: ARG002  # the token is the right
         self._server.delegate.mail.follow(action, token)
 
 
-class JoinAdminCalls:
+class JoinAdminCalls(DelegateCalls):
     """Administration of the delegate's own entry in the lookup services (Jini's JoinAdmin)."""
-
-    def __init__(self, server: DelegateService) -> None:
-        self._server = server
 
     @exported
     def lookup_attributes(self, caller: Caller) -> tuple[EntryRep, ...]:
@@ -439,33 +429,25 @@ class JoinAdminCalls:
         return self._server.presence.community.remove_lookup_attributes(self._server.server_id, templates)
 
 
-class StatusSource(Protocol):
-    """Tells the status of a whole server."""
-
-    def status(self) -> DelegateStatus:
-        """All of it."""
-        ...
-
-    def overview(self) -> DelegateOverview:
-        """The same for who looks every second."""
-        ...
-
-
-class DelegateStatusCalls:
+class DelegateStatusCalls(DelegateCalls):
     """Status for everybody; the terms of contracts are for administrators."""
 
-    def __init__(self, server: DelegateService, source: StatusSource) -> None:
-        self._server, self._source = server, source
+    def __init__(
+        self, server: DelegateService, status: Callable[[], DelegateStatus], overview: Callable[[], DelegateOverview]
+    ) -> None:
+        """`status` and `overview` of the whole server."""
+        super().__init__(server)
+        self._status, self._overview = status, overview
 
     @exported
     def status(self, caller: Caller) -> DelegateStatus:
         self._server.guard.allow(caller, "status")
-        return shortened(self._source.status())
+        return shortened(self._status())
 
     @exported
     def overview(self, caller: Caller) -> DelegateOverview:
         self._server.guard.allow(caller, "status")
-        return self._source.overview()
+        return self._overview()
 
     @exported
     def subscriptions(self, caller: Caller, search: str, order: str, start: int, count: int) -> PageStatus:

@@ -233,7 +233,7 @@ class DisseminationServer:
         service, access = self.service, self._stages.access
         exports: dict[str, object] = {
             SUBSCRIPTIONS: SubscriberCalls(service),
-            STATUS: DelegateStatusCalls(service, self),
+            STATUS: DelegateStatusCalls(service, self.status, self.overview),
             MAIL_LINKS: MailLinkCalls(service),
             TYPES: TypeCalls(service, types, access),
             ADMIN: AccessAdmin(access),
