@@ -15,8 +15,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-import msgspec
-
 from jbi_pubsub.core.arguments import called
 from jbi_pubsub.core.backoff import Backoff
 from jbi_pubsub.core.config import Config
@@ -26,7 +24,6 @@ from jbi_pubsub.core.errors import (
     DelegateNotFoundError,
     JbiError,
     LookupNotFoundError,
-    ProtocolError,
     UnknownLeaseError,
     UnknownUidError,
     WireError,
@@ -35,7 +32,7 @@ from jbi_pubsub.core.errors import (
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import Parcel, SchemaBundle, TypeName
 from jbi_pubsub.core.renewal import LeaseRenewalManager
-from jbi_pubsub.core.values import decoder_of
+from jbi_pubsub.core.values import decoded, decoder_of
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.deflate import described
 from jbi_pubsub.core.wire.dial import dial
@@ -403,7 +400,7 @@ class DelegateConnection:
         taken = NOTHING
         try:
             if note:
-                taken = _decoded(note)
+                taken = decoded(decoder_of(Taken), note, "acknowledgement")
                 self._reports.refuse(taken.refusals, self.registrations)
         finally:
             self.queue.acknowledged(count)  # behind that: who has flushed has been told
@@ -411,10 +408,3 @@ class DelegateConnection:
                 self.queue.done(taken.done)
             if taken.importance or taken.strict is not None:
                 self.queue.weigh(taken.importance, taken.strict)
-
-
-def _decoded(note: memoryview) -> Taken:
-    try:
-        return decoder_of(Taken).decode(note)
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        raise ProtocolError(f"bad acknowledgement: {exc}") from exc

@@ -30,6 +30,7 @@ from jbi_pubsub.core.history import GivenUp, Progress, TakenIn
 from jbi_pubsub.core.lease import Lease
 from jbi_pubsub.core.quality import PolicyChanged
 from jbi_pubsub.core.signing import SigningKey
+from jbi_pubsub.core.values import decoded, decoder_of
 from jbi_pubsub.core.wire.control import exported, leasing
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.lookup.entry import EntryRep
@@ -528,15 +529,9 @@ def shortened(status: DelegateStatus, most: int = STATUS_ROWS) -> DelegateStatus
     return structs.replace(status, **cut, counts=CountsStatus(**{name: len(getattr(status, name)) for name in lists}))
 
 
-_decode_request: Final = msgspec.msgpack.Decoder(SubscriptionRequest).decode
-
-
 def _request(said: msgspec.Raw) -> SubscriptionRequest:
     BOUNDS.check_size("a subscription", said)  # before it takes more room than that
-    try:
-        return _decode_request(said)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise ProtocolError(f"bad subscription request: {exc}") from exc
+    return decoded(decoder_of(SubscriptionRequest), said, "subscription request")
 
 
 def _named(caller: Caller, client: str, claims: Claims) -> Caller:
