@@ -52,11 +52,11 @@ from jbi_pubsub.pad.server.exports import (
     SubscriberCalls,
 )
 from jbi_pubsub.pad.server.guard import CallGuard
-from jbi_pubsub.pad.server.measurements import Measurements
 from jbi_pubsub.pad.server.metrics import delegate_samples
 from jbi_pubsub.pad.server.presence import DelegatePresence
 from jbi_pubsub.pad.server.repositories import Repositories
 from jbi_pubsub.pad.server.service import DelegateService
+from jbi_pubsub.pad.server.system_publisher import measuring
 from jbi_pubsub.pad.server.types import TypeCalls
 from jbi_pubsub.protocol.services import (
     BRIDGING,
@@ -173,9 +173,9 @@ class DisseminationServer:
             self._control = ControlServer(self._exports(types) | dict(self._host.exports))
             stages = self._stages
             self._reaper = LeaseReaper(self.delegate, self.endpoints, self.service.data, stages)
-            self._measurements: Measurements | None = None
+            self._measuring: Job | None = None
             if stages.quality is not None and config.qos.publish_measurements:
-                self._measurements = Measurements(self.delegate, stages.quality, stages.signer)
+                self._measuring = measuring(self.delegate, stages.quality, stages.signer)
             metrics = config.metrics
             self.metrics = MetricsServer(metrics, self.samples, stages.access) if metrics.port >= 0 else None
             undo.pop_all()
@@ -299,8 +299,8 @@ class DisseminationServer:
         self._reaper.job.start()
         if self.quality is not None:
             self.quality.follow(self.community, self.server_id)
-        if self._measurements is not None:
-            self._measurements.start()
+        if self._measuring is not None:
+            self._measuring.start()
 
     def allow(self, caller: Caller, action: Action, subject: Subject) -> Decision:
         """Raises AccessDeniedError if the access policy says no."""
@@ -318,8 +318,8 @@ class DisseminationServer:
         """Stop in order; how many objects could not be delivered within `drain` seconds."""
         if self.metrics is not None:
             self.metrics.stop()
-        if self._measurements is not None:
-            self._measurements.stop()
+        if self._measuring is not None:
+            self._measuring.stop()
         self.delegate.publishers.wait_for_late_joiners()
         self.service.presence.stop()
         self._reaper.job.stop()  # no lease ends any more, so that subscribers have until the end of the drain

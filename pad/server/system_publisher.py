@@ -14,10 +14,12 @@ from jbi_pubsub.core.errors import JbiError
 from jbi_pubsub.core.info_object import Head, Parcel, SchemaBundle, pack
 from jbi_pubsub.core.quality import Wish
 from jbi_pubsub.core.signing import Signer, anchor_of, digest, head_bytes, signed_uid
+from jbi_pubsub.core.ticker import Job
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.pad.delegate.delegate import Delegate
 from jbi_pubsub.pad.egress.session import Deliveries
 from jbi_pubsub.pad.matching.registration import Registration
+from jbi_pubsub.pad.model.quality import Quality
 from jbi_pubsub.protocol.ownership import owned_uid
 from jbi_pubsub.protocol.requests import PublisherRequest
 
@@ -25,6 +27,8 @@ log = logging.getLogger("jbi_pubsub.pad")
 
 WISH: Final = Wish(importance=1)
 """The least: to measure is to disturb nobody."""
+MEASURE_SECONDS: Final = 2.0
+"""Between two measurements of a series."""
 
 
 class OwnRegistration:
@@ -99,3 +103,15 @@ class OwnRegistration:
         if self._signer is not None:
             head = msgspec.structs.replace(head, signature=self._signer.sign(head_bytes(head, digest(b""))))
         return pack(head, b"")
+
+
+def measuring(delegate: Delegate, quality: Quality, signer: Signer | None) -> Job:
+    """A job that publishes what is measured ([qos] publish_measurements), as long as somebody has subscribed; nothing
+    is made for nobody."""
+    own = OwnRegistration(delegate, signer, *quality.measurement_type(), "measurements")
+
+    def measure() -> None:
+        if own.is_wanted:
+            own.publish(quality.measurements())
+
+    return Job("measurements", MEASURE_SECONDS, measure, slow=True)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from lxml import etree
 
 from jbi_pubsub.core.config import PolicySection, QosSection
-from jbi_pubsub.pad.server import measurements
+from jbi_pubsub.pad.server import system_publisher
 from jbi_pubsub.protocol.status.quality import SeriesStatus
 from jbi_pubsub.qos import measurement
 
@@ -27,7 +27,7 @@ MANAGED = QosSection(mode="on", publish_measurements=True)
 @pytest.fixture
 def managed(fixtures: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A federation whose servers publish what they measure, often."""
-    monkeypatch.setattr(measurements, "EVERY_SECONDS", 0.2)
+    monkeypatch.setattr(system_publisher, "MEASURE_SECONDS", 0.2)
     with ExitStack() as stack:
         config = msgspec.structs.replace(fixtures.test_config(), qos=MANAGED)
         federation = fixtures.Federation(config, stack)
@@ -126,7 +126,7 @@ def test_where_objects_have_to_be_signed_measurements_are_or_it_is_said(
     sign: bool, tmp_path: Path, fixtures: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(measurements, "EVERY_SECONDS", 0.2)
+    monkeypatch.setattr(system_publisher, "MEASURE_SECONDS", 0.2)
     with ExitStack() as stack:
         # Given a delegate that takes signed objects alone, and signs itself, or does not
         authority = Authority(tmp_path)
