@@ -148,7 +148,6 @@ class DisseminationServer:
         characteristics: tuple[str, str] | None,
         access: AccessPolicy | None = None,
         remote: RemoteArchive | None = None,
-        clock: Callable[[], float] = time.monotonic,
         host: ServerHost | None = None,
     ) -> None:
         """Binds the port: raises PortInUseError or ConfigurationError. `access` instead of what [policy] names; `host`:
@@ -158,7 +157,7 @@ class DisseminationServer:
         self.characteristics: Final = characteristics
         self._host = host or ServerHost()
         self._config = config
-        self._started = clock()
+        self._started = time.monotonic()
         component = "@".join(characteristics) if characteristics else "peer"
         self._stages = stages_of(config, component, access, self._host.login)
         if remote is not None:
@@ -169,7 +168,7 @@ class DisseminationServer:
             for stage in (self._stages.access, self._stages.quality, self._stages.archive):
                 if stage is not None:
                     undo.callback(stage.close)
-            self.service: Final = self._open(types, clock, undo)
+            self.service: Final = self._open(types, undo)
             self._control = ControlServer(self._exports(types) | dict(self._host.exports))
             stages = self._stages
             self._reaper = LeaseReaper(self.delegate, self.endpoints, self.service.data, stages)
@@ -180,7 +179,7 @@ class DisseminationServer:
             self.metrics = MetricsServer(metrics, self.samples, stages.access) if metrics.port >= 0 else None
             undo.pop_all()
 
-    def _open(self, types: ServedTypes, clock: Callable[[], float], undo: ExitStack) -> DelegateService:
+    def _open(self, types: ServedTypes, undo: ExitStack) -> DelegateService:
         config, stages, name = self._config, self._stages, self.name
         self.endpoints = DelegateEndpoints(
             config, name, self.server_id,
@@ -207,7 +206,7 @@ class DisseminationServer:
             types=types,
             announcer=community,
             subscriptions_ref=self.endpoints.ref(SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS),
-            clock=clock,
+            clock=time.monotonic,
             stages=stages,
             options=DelegateOptions(
                 peer=self.characteristics is None,
@@ -305,14 +304,6 @@ class DisseminationServer:
     def allow(self, caller: Caller, action: Action, subject: Subject) -> Decision:
         """Raises AccessDeniedError if the access policy says no."""
         return self.service.guard.allow(caller, action, subject)
-
-    def drain(self, seconds: float) -> int:
-        """See DelegateService."""
-        return self.service.drain(seconds)
-
-    def resume(self) -> None:
-        """Take publishers again."""
-        self.service.presence.resume()
 
     def stop(self, drain: float = 5.0) -> int:
         """Stop in order; how many objects could not be delivered within `drain` seconds."""

@@ -352,7 +352,7 @@ def test_draining_waits_for_what_is_admitted(
         eventually(lambda: delegate.status()["qos"]["tasks"]["waiting"] == 1)
         # When
         threading.Timer(0.3, judging.bar.set).start()
-        delegate.drain(20.0)
+        delegate.service.drain(20.0)
         # Expect
         assert judging.judged == [("blocking", 1), ("normal", 1)]
 

@@ -104,7 +104,7 @@ def test_a_drained_delegate_is_seen_on(federation: Any, observing: Any, seen: An
     pad = federation.pad()
     observer = observing(federation.config)
     seen(observer, lambda s: len(s.servers) == 2 and s.servers[1].facts)
-    pad.drain(0.0)
+    pad.service.drain(0.0)
     shot = seen(observer, lambda s: len(s.servers) == 2 and not s.servers[1].listed and s.servers[1].facts.draining)
     assert shot.servers[1].error == ""
 
