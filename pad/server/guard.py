@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from jbi_pubsub.core.access import NONE_IN_PARTICULAR, AccessPolicy, Action, Decision, Subject, demand, denied
+from jbi_pubsub.core.access import NONE_IN_PARTICULAR, Action, Decision, Subject, demand, denied
 from jbi_pubsub.core.info_object import Parcel, TypeName
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.xml import read_metadata
@@ -17,8 +17,8 @@ from jbi_pubsub.pad.delegate.contracts import Permissions
 class CallGuard:
     """Asks the access policy for the exported calls."""
 
-    def __init__(self, policy: AccessPolicy, permissions: Permissions) -> None:
-        self.policy: Final = policy
+    def __init__(self, permissions: Permissions) -> None:
+        self.policy: Final = permissions.access
         self._permissions = permissions
 
     def allow(self, caller: Caller, action: Action, subject: Subject = NONE_IN_PARTICULAR) -> Decision:

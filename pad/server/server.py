@@ -219,7 +219,7 @@ class DisseminationServer:
         )
         files.pop_all()  # they are the delegate's now
         undo.callback(delegate.close)
-        guard = CallGuard(stages.access, delegate.contracts.permissions)
+        guard = CallGuard(delegate.contracts.permissions)
         shown = self._host.entries
         presence = DelegatePresence(config, self.characteristics, community, self.endpoints, stages, types, shown)
         repositories = Repositories(self.server_id, types, community, config.security(), delegate.registrations)
