@@ -52,6 +52,10 @@ lie, and whoever tells it once could tell all subscribers of 2^53 lost objects."
 
 Good = tuple[Parcel, bytes, Element | Traced | None]
 """An object that is as it was registered, with its metadata and document."""
+Level = tuple[Partition, int]
+"""One level of a partitioned table."""
+Decided = tuple[list[Subscription], Disseminated | None]
+"""Subscriptions that an object matches, and what their filters and shapes make of it, if any has one."""
 
 
 class Pipeline:
@@ -122,9 +126,9 @@ class Pipeline:
         deliveries: Deliveries,
         refused: Refused,
         later: DeferredWork | None = None,
-    ) -> int:
-        """Decide what becomes of objects that were admitted; how many subscriptions they match. What takes long goes to
-        `later`; without it all is done now.
+    ) -> None:
+        """Decide what becomes of objects that were admitted. What takes long goes to `later`; without it all is done
+        now.
 
         To `refused` with MetadataError, InvariantError, OversizeError or SignatureError what is not as it was
         registered, with StorageError what was to be archived and could not be, and with JbiError what has met a fault
@@ -133,8 +137,9 @@ class Pipeline:
         if registration.has_ended:  # nobody counts for it any more
             raise UnknownUidError(f"registration {registration.uid} has ended", uid=registration.uid)
         if registration.archived is not None and len(run) > 1 and any(parcel.size >= COST_LEAST for parcel in run):
-            # one that can't be archived is refused with its run: a large one is a run by itself
-            return sum(self.judge(registration, (parcel,), deliveries, refused, later) for parcel in run)
+            for parcel in run:  # one that can't be archived is refused with its run: a large one is a run by itself
+                self.judge(registration, (parcel,), deliveries, refused, later)
+            return
         judgement, topic, before = registration.judgement, registration.topic, len(refused)
         good = self._check(registration, run, refused)
         self._expire(good, registration.terms.expiration, deliveries)
@@ -144,15 +149,16 @@ class Pipeline:
             if len(refused) > before and not self.numbers_again:
                 self._tell_of_gap(registration, len(refused) - before)
             if kept is None:
-                return 0
+                return
             registration.totals.published += len(good)
             registration.judged = run[-1].head.sequence if run else registration.judged
             if parts is not None and later is not None:
-                return self._judge_by_level(registration, parts, good, kept, deliveries, refused, later)
+                self._judge_by_level(registration, parts, good, kept, deliveries, refused, later)
+                return
         finally:
             if parts is not None:
                 parts.leave()
-        return self._judge_at_once(registration, good, kept, deliveries, refused, later)
+        self._judge_at_once(registration, good, kept, deliveries, refused, later)
 
     def _expire(self, good: Sequence[Good], seconds: float, deliveries: Deliveries) -> None:
         """They are not to wait longer than that (0.0: for ever), or than they say, counted from their publication."""
@@ -172,53 +178,39 @@ class Pipeline:
         deliveries: Deliveries,
         refused: Refused,
         later: DeferredWork | None,
-    ) -> int:
+    ) -> None:
         judgement = registration.judgement
-        matches = 0
-        for (parcel, metadata, document), each in zip(good, kept, strict=True):
+        for one, each in zip(good, kept, strict=True):
+            parcel = one[0]
             try:
-                matched, result = self._decide(judgement, each, later, metadata, document)
+                matched, result = self._decide(judgement, each, one, later)
                 if not matched:
                     registration.totals.unmatched += 1
                     self.persistence.buffers.unmatched(each)
                 else:
-                    matches += len(matched)
                     selected = self.distribution.hand_out(parcel, matched, deliveries, result)
                     if selected and later is not None:
                         later.shape(parcel, selected)
             except Exception as exc:  # noqa: BLE001  # noted; `guarded` would cost as much as a match
                 refused.append((parcel, fault_of(exc)))
-        return matches
 
     def _decide(
-        self,
-        judgement: Judgement,
-        kept: RecentObject,
-        later: DeferredWork | None,
-        metadata: bytes,
-        document: Element | Traced | None,
-        at: tuple[Partition, int] | None = None,
-    ) -> tuple[list[Subscription], Disseminated | None]:
+        self, judgement: Judgement, kept: RecentObject, good: Good, later: DeferredWork | None, at: Level | None = None
+    ) -> Decided:
         """Subscriptions that a kept object matches, `at` one level of a partition if it goes through levels; and what
         it comes to, if somebody has it filtered or shaped. Once more if a subscription was amended meanwhile."""
         table = judgement.table
         revision = table.revision
-        decided = self._decide_once(judgement, kept, later, metadata, document, at)
+        decided = self._decide_once(judgement, kept, good, later, at)
         if table.revision != revision or revision % 2:
             with table.amendment:
-                decided = self._decide_once(judgement, kept, later, metadata, document, at)
+                decided = self._decide_once(judgement, kept, good, later, at)
         return decided
 
     def _decide_once(
-        self,
-        judgement: Judgement,
-        kept: RecentObject,
-        later: DeferredWork | None,
-        metadata: bytes,
-        document: Element | Traced | None,
-        at: tuple[Partition, int] | None,
-    ) -> tuple[list[Subscription], Disseminated | None]:
-        table, parcel = judgement.table, kept.parcel
+        self, judgement: Judgement, kept: RecentObject, good: Good, later: DeferredWork | None, at: Level | None
+    ) -> Decided:
+        table, (parcel, metadata, document) = judgement.table, good
         if at is None:
             matched = judgement.match(metadata, document)
         else:
@@ -241,15 +233,14 @@ class Pipeline:
         deliveries: Deliveries,
         refused: Refused,
         later: DeferredWork,
-    ) -> int:
+    ) -> None:
         """For the most important subscriptions now, unless an object before is to be judged for them; for the others
         later."""
-        matches = 0
         is_put_off = False
         for one, each in zip(good, kept, strict=True):
             level = later.below(parts, LEVELS)
             if level < 0:
-                matches += self._judge_at_once(registration, [one], [each], deliveries, refused, later)
+                self._judge_at_once(registration, [one], [each], deliveries, refused, later)
                 continue
             parts.between[each.position] = None
             staged = StagedObject(each, parts, level)
@@ -258,11 +249,10 @@ class Pipeline:
                 later.match(staged)
                 continue
             try:
-                matches += self.judge_at(registration, staged, deliveries, later, one[2])
+                self.judge_at(registration, staged, deliveries, later, one[2])
             except Exception as exc:  # noqa: BLE001  # noted
                 refused.append((each.parcel, fault_of(exc)))
             staged.leave()
-        return matches
 
     def judge_at(
         self,
@@ -271,13 +261,12 @@ class Pipeline:
         deliveries: Deliveries,
         later: DeferredWork,
         document: Element | Traced | None = None,
-    ) -> int:
-        """Judge an object for the subscriptions of its level; how many it matches. What is below is for
-        `later`."""
+    ) -> None:
+        """Judge an object for the subscriptions of its level. What is below is for `later`."""
         judgement, kept, level = registration.judgement, staged.kept, staged.level
-        metadata, at = bytes(kept.parcel.head.metadata), (staged.parts, level)
+        good = kept.parcel, bytes(kept.parcel.head.metadata), document
         staged.level = -1  # unless all goes well
-        matched, result = self._decide(judgement, kept, later, metadata, document, at)
+        matched, result = self._decide(judgement, kept, good, later, (staged.parts, level))
         if matched:
             staged.is_matched = True
             if selected := self.distribution.hand_out(kept.parcel, matched, deliveries, result):
@@ -288,7 +277,6 @@ class Pipeline:
         elif not staged.is_matched:
             registration.totals.unmatched += 1
             self.persistence.buffers.unmatched(kept)
-        return len(matched)
 
     def _check(self, registration: Registration, run: Sequence[Parcel], refused: Refused) -> list[Good]:
         """Those that are as they were registered, each with its metadata and document."""
