@@ -130,58 +130,20 @@ class ObjectJudge(Protocol):
     ) -> None: ...
 
 
+@dataclass(eq=False, slots=True)
 class DeferredPiece:
-    """A part of the deferred work, for one object."""
+    """A part of the deferred work, for one object: it is matched for the subscriptions of one level, or its payload is
+    shaped for some subscriptions, or was for one before it."""
 
-    __slots__ = ("parcel", "run", "size", "task")
-
-    def __init__(self, task: DeferredTask, run: JudgedRun, parcel: Parcel, size: int) -> None:
-        """`size`: bytes that its cost is in proportion to, at least 1."""
-        self.task, self.run, self.parcel, self.size = task, run, parcel, size
-
-    def do(self, work: DeferredWork, deliveries: Deliveries) -> None:
-        """With the baton."""
-        raise NotImplementedError
-
-    def done(self, work: DeferredWork) -> None:
-        """Note that it is handed out."""
-        raise NotImplementedError
-
-
-class DeferredMatch(DeferredPiece):
-    """An object is matched for the subscriptions of one level."""
-
-    __slots__ = ("staged",)
-
-    def __init__(self, task: DeferredTask, run: JudgedRun, staged: StagedObject) -> None:
-        parcel = staged.kept.parcel
-        super().__init__(task, run, parcel, len(parcel.head.metadata) or 1)
-        self.staged = staged
-        staged.waits += 1
-
-    def do(self, work: DeferredWork, deliveries: Deliveries) -> None:
-        work.judge.judge_at(work.registration, self.staged, deliveries, work)
-
-    def done(self, work: DeferredWork) -> None:  # noqa: ARG002  # as those of others
-        self.staged.waits -= 1
-        self.staged.leave()
-
-
-class DeferredShaping(DeferredPiece):
-    """An object's payload is shaped for these subscriptions, or was for one before it."""
-
-    __slots__ = ("selected",)
-
-    def __init__(self, task: DeferredTask, run: JudgedRun, parcel: Parcel, selected: Sequence[Selected]) -> None:
-        super().__init__(task, run, parcel, max(1, selected[0].parcel.payload_size))
-        self.selected = selected
-
-    def do(self, work: DeferredWork, deliveries: Deliveries) -> None:
-        work.judge.distribution.shape(self.parcel, self.selected, deliveries)
-
-    def done(self, work: DeferredWork) -> None:
-        for each in self.selected:
-            work.has_caught_up(each.subscription)
+    task: DeferredTask
+    run: JudgedRun
+    parcel: Parcel
+    size: int
+    """Bytes that its cost is in proportion to, at least 1."""
+    staged: StagedObject | None = None
+    """The object at its level, where it is to be matched."""
+    selected: Sequence[Selected] = ()
+    """Subscriptions that it is shaped for."""
 
 
 class DeferredTask(DeliveringWork):
@@ -258,8 +220,7 @@ class DeferredTask(DeliveringWork):
         self._work.put_all(self._left)
         done, self._in_hand = self._in_hand, []
         for piece in done:
-            piece.done(self._work)
-            self._work.close(piece.run)
+            self._work.done(piece)
 
 
 class DeferredWork:
@@ -306,7 +267,7 @@ class DeferredWork:
     def below(self, parts: Partition, level: int) -> int:
         """The next level that an object has to go through, so that it passes none before it."""
         waiting = [task for task in self._tasks.values() if task.kind == "match" and task.first is not None]
-        waiting += [piece.task for piece in self._fresh if isinstance(piece, DeferredMatch)]
+        waiting += [piece.task for piece in self._fresh if piece.staged is not None]
         return max(parts.below(level), *(task.level for task in waiting if task.level < level), -1)
 
     def may_match(self, staged: StagedObject) -> bool:
@@ -316,17 +277,20 @@ class DeferredWork:
 
     def match(self, staged: StagedObject) -> None:
         """An object for the subscriptions of its level, later."""
-        self._fresh.append(DeferredMatch(self._task_of("match", staged.level), self._open(), staged))
+        parcel = staged.kept.parcel
+        staged.waits += 1
+        task, size = self._task_of("match", staged.level), len(parcel.head.metadata) or 1
+        self._fresh.append(DeferredPiece(task, self._open(), parcel, size, staged=staged))
 
     def before(self, piece: DeferredPiece) -> DeferredTask | None:
         """The task that is to be done first."""
-        return self._barring(piece.staged) if isinstance(piece, DeferredMatch) else None
+        return self._barring(piece.staged) if piece.staged is not None else None
 
     def _barring(self, staged: StagedObject) -> DeferredTask | None:
         """Where an object waits that is on the other side of a barrier."""
         barriers, position = staged.parts.barriers, staged.kept.position
         for task in self._tasks.values() if barriers else ():
-            if isinstance(first := task.first, DeferredMatch):
+            if (first := task.first) is not None and first.staged is not None:
                 oldest = first.staged.kept.position
                 if any(oldest <= barrier < position for barrier in barriers):
                     return task
@@ -348,7 +312,8 @@ class DeferredWork:
             self.behind[each.subscription] = task, 1 + (known[1] if known is not None else 0)
             places.setdefault(task, []).append(each)
         for task, those in places.items():
-            self._fresh.append(DeferredShaping(task, self._open(), published, those))
+            size = max(1, those[0].parcel.payload_size)
+            self._fresh.append(DeferredPiece(task, self._open(), published, size, selected=those))
 
     def taken(self) -> list[DeferredPiece]:
         """Take what the step has left; to be `put_all`, when all else that it came to is handed out."""
@@ -366,20 +331,28 @@ class DeferredWork:
         contracts = [each.subscription.contract or Contract() for each in selected]
         return max(contract.of(published).importance for contract in contracts) - 1
 
-    def has_caught_up(self, subscription: Subscription) -> None:
-        """Note that it has one object less to wait for."""
-        task, count = self.behind.pop(subscription)
-        if count > 1:
-            self.behind[subscription] = task, count - 1
-
     def do(self, piece: DeferredPiece, deliveries: Deliveries) -> None:
         """One piece; what fails is told to its publisher."""
         self.run = piece.run
         try:
-            piece.do(self, deliveries)
+            if piece.staged is not None:
+                self.judge.judge_at(self.registration, piece.staged, deliveries, self)
+            else:
+                self.judge.distribution.shape(piece.parcel, piece.selected, deliveries)
         except Exception as exc:  # noqa: BLE001  # noted; whatever it is, the objects behind it go on
             self._refuse([(piece.parcel, fault_of(exc))])
         self.run = None
+
+    def done(self, piece: DeferredPiece) -> None:
+        """Note that a piece is handed out."""
+        if piece.staged is not None:
+            piece.staged.waits -= 1
+            piece.staged.leave()
+        for each in piece.selected:  # which have one object less to wait for
+            task, count = self.behind.pop(each.subscription)
+            if count > 1:
+                self.behind[each.subscription] = task, count - 1
+        self.close(piece.run)
 
     def _task_of(self, kind: str, level: int) -> DeferredTask:
         task = self._tasks.get((kind, level))
