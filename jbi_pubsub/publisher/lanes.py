@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from types import MappingProxyType
 from typing import Final
@@ -43,40 +44,35 @@ BATCHES_OF_CREDIT: Final = 4
 """A credit goes in so many batches at least: the delegate works on one while others are on their way."""
 
 
+@dataclass(eq=False, slots=True)
 class PublisherLane:
     """Objects of one registration, in order: `unfinished`, which are under way or at the delegate, and `parcels`, which
     wait."""
 
-    __slots__ = (
-        "cutter", "expiration", "finished", "granted", "is_expiring", "is_held_back", "is_registered", "is_stalled",
-        "level", "number", "parcels", "reliable", "size", "unfinished", "unfinished_size",
-    )  # fmt: skip
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.parcels: deque[Parcel] = deque()
-        self.size = 0
-        """Size of those, in bytes."""
-        self.unfinished: deque[Parcel] = deque()
-        self.unfinished_size = 0
-        """Credit that those take, in bytes."""
-        self.finished = 0
-        """Objects that the delegate has (with credit: has done), or that are lost."""
-        self.cutter: ParcelCut | None = None
-        self.granted = Registered()
-        self.level = 0
-        """Level of its turns, if its objects say no less; 0 is the least important."""
-        self.reliable = True
-        self.expiration = 0.0
-        """Seconds after which an object that still waits is given up; 0.0: never."""
-        self.is_expiring = False
-        """Whether that may be said of single ones of its objects."""
-        self.is_registered = False
-        """Whether the delegate has taken the registration, and it has not ended: nothing is kept of one that has."""
-        self.is_held_back = False
-        """Whether the delegate does not take it: what is of it stays here, and holds up no other."""
-        self.is_stalled = False
-        """Whether it has objects waiting and no credit for the next one."""
+    number: int
+    parcels: deque[Parcel] = field(default_factory=deque)
+    size: int = 0
+    """Size of those, in bytes."""
+    unfinished: deque[Parcel] = field(default_factory=deque)
+    unfinished_size: int = 0
+    """Credit that those take, in bytes."""
+    finished: int = 0
+    """Objects that the delegate has (with credit: has done), or that are lost."""
+    cutter: ParcelCut | None = None
+    granted: Registered = field(default_factory=Registered)
+    level: int = 0
+    """Level of its turns, if its objects say no less; 0 is the least important."""
+    reliable: bool = True
+    expiration: float = 0.0
+    """Seconds after which an object that still waits is given up; 0.0: never."""
+    is_expiring: bool = False
+    """Whether that may be said of single ones of its objects."""
+    is_registered: bool = False
+    """Whether the delegate has taken the registration, and it has not ended: nothing is kept of one that has."""
+    is_held_back: bool = False
+    """Whether the delegate does not take it: what is of it stays here, and holds up no other."""
+    is_stalled: bool = False
+    """Whether it has objects waiting and no credit for the next one."""
 
     @property
     def queued(self) -> int:
