@@ -39,6 +39,7 @@ from jbi_pubsub.pad.ingress.distribution import Distribution
 from jbi_pubsub.pad.ingress.persistence import Persistence
 from jbi_pubsub.pad.ingress.pipeline import Pipeline
 from jbi_pubsub.pad.ingress.stages import PEER, Stages, stages_of
+from jbi_pubsub.pad.matching.dissemination import Seal
 from jbi_pubsub.pad.matching.signatures import Seals
 from jbi_pubsub.pad.model.type_repository import DelegateTypes
 from jbi_pubsub.protocol.status.delegate import DelegateFacts, DelegateOverview, DelegateStatus
@@ -106,21 +107,18 @@ class Delegate:
         self.reports: Final = StatusReports(core, self.subscribers.late_joiners, self.mail.dispatcher, budget)
         self.mail.start()
 
+    @property
+    def _seal(self) -> Seal | None:
+        return self.seals.seal if self.seals is not None else None
+
     def _distribution_of(self, stages: Stages, clock: Callable[[], float]) -> Distribution:
-        return Distribution(
-            self.tables.sessions,
-            self.mail.dispatcher,
-            self.tables.account,
-            seal=self.seals.seal if self.seals is not None else None,
-            shaper=stages.quality.shaper if stages.quality is not None else None,
-            clock=clock,
-        )
+        sessions, mail, totals = self.tables.sessions, self.mail.dispatcher, self.tables.account
+        return Distribution(sessions, mail, totals, seal=self._seal, shaper=stages.shaper, clock=clock)
 
     def _late_joiners_of(self, stages: Stages, budget: Budget) -> LateJoiners:
         delivery = LateDelivery(
             stages.buffers, budget, self.pipeline.distribution.mail_out, self.pipeline.distribution.refuse,
-            seal=self.seals.seal if self.seals is not None else None,
-            shaper=stages.quality.shaper if stages.quality is not None else None,
+            seal=self._seal, shaper=stages.shaper,
         )  # fmt: skip
         return LateJoiners(delivery, name=f"catch-up-{self.delegate_id[:8]}")
 
@@ -132,12 +130,8 @@ class Delegate:
         from jbi_pubsub.pad.past.feeds import FeedThread
         from jbi_pubsub.pad.past.service import ArchiveService
 
-        make_thread = partial(
-            FeedThread,
-            f"history-{self.delegate_id[:8]}",
-            seal=self.seals.seal if self.seals is not None else None,
-            shaper=stages.quality.shaper if stages.quality is not None else None,
-        )
+        name = f"history-{self.delegate_id[:8]}"
+        make_thread = partial(FeedThread, name, seal=self._seal, shaper=stages.shaper)
         numbers = self.tables.next_number
         return ArchiveService(archive, make_thread, stages.access, self.contracts, numbers, config, options.wall)
 

@@ -20,7 +20,7 @@ from jbi_pubsub.core.wire.endpoint import Login
 from jbi_pubsub.pad.matching.recent import RecentBuffers
 from jbi_pubsub.pad.matching.registration import Registration
 from jbi_pubsub.pad.matching.signatures import SignatureCheck
-from jbi_pubsub.pad.model.quality import Quality
+from jbi_pubsub.pad.model.quality import Quality, Shaping
 from jbi_pubsub.policy.settings import managed_access_of
 from jbi_pubsub.trust.settings import signer_of, verifier_of
 
@@ -54,6 +54,11 @@ class Stages:
     quality: Quality | None = None
     archive: Archiving | None = None
     remote: RemoteArchive | None = None
+
+    @property
+    def shaper(self) -> Shaping | None:
+        """The shaper of payloads, with quality of service."""
+        return self.quality.shaper if self.quality is not None else None
 
 
 def stages_of(
