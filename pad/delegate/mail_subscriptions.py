@@ -246,7 +246,7 @@ class MailSubscriptions:
             remind = self._put_off_reminder(uid, lease.duration) if uid is not None else math.inf
         if uid is not None and self.store is not None:
             wall = self._wall()
-            self.store.renew(uid, wall + lease.duration, _told_at(wall, remind))
+            self.store.set_times([(uid, wall + lease.duration, _told_at(wall, remind))])
         return lease
 
     def _put_off_reminder(self, uid: str, term: float) -> float:

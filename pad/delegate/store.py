@@ -104,25 +104,15 @@ class SubscriptionStore:
     def keep(self, kept: KeptSubscription) -> None:
         """Add or replace a subscription. Raises StorageError."""
         request, whose = msgspec.msgpack.encode(kept.request), _encoded(kept.whose)
-        row = (kept.request.uid, request, kept.lease_id, kept.ends, kept.remind, whose)
-        with self._lock, self._translated():
-            self._base.execute(
-                "INSERT OR REPLACE INTO mail (uid, request, lease, ends, remind, whose) VALUES (?, ?, ?, ?, ?, ?)", row
-            )
+        statement = "INSERT OR REPLACE INTO mail (uid, request, lease, ends, remind, whose) VALUES (?, ?, ?, ?, ?, ?)"
+        self._write(statement, (kept.request.uid, request, kept.lease_id, kept.ends, kept.remind, whose))
 
     def amend(self, request: SubscriptionRequest) -> None:
         """A subscription has other terms. Raises StorageError."""
-        with self._lock, self._translated():
-            encoded = msgspec.msgpack.encode(request)
-            self._base.execute("UPDATE mail SET request = ? WHERE uid = ?", (encoded, request.uid))
-
-    def renew(self, uid: str, ends: float, remind: float | None = None) -> None:
-        """The lease ends later (or earlier). Raises StorageError."""
-        with self._lock, self._translated():
-            self._base.execute("UPDATE mail SET ends = ?, remind = ? WHERE uid = ?", (ends, remind, uid))
+        self._write("UPDATE mail SET request = ? WHERE uid = ?", (msgspec.msgpack.encode(request), request.uid))
 
     def set_times(self, times: Iterable[tuple[str, float, float | None]]) -> None:
-        """The wall clock was set: when the leases end by it, and their recipients are reminded. Raises StorageError."""
+        """When leases end from now on, and their recipients are reminded, by ids. Raises StorageError."""
         with self._lock, self._translated(), transaction(self._base):
             self._base.executemany(
                 "UPDATE mail SET ends = ?, remind = ? WHERE uid = ?", ((ends, due, uid) for uid, ends, due in times)
@@ -130,8 +120,7 @@ class SubscriptionStore:
 
     def reminded(self, uid: str) -> None:
         """Its recipients have been told that the lease ends. Raises StorageError."""
-        with self._lock, self._translated():
-            self._base.execute("UPDATE mail SET remind = NULL WHERE uid = ?", (uid,))
+        self._write("UPDATE mail SET remind = NULL WHERE uid = ?", (uid,))
 
     def unsubscribed(self) -> list[tuple[str, str]]:
         """(subscription, recipient) of all who have, in the order in which they did. Raises StorageError."""
@@ -149,18 +138,20 @@ class SubscriptionStore:
 
     def hand_over(self, uid: str, whose: Whose | None) -> None:
         """Note that it was asked for again, with another certificate. Raises StorageError."""
-        with self._lock, self._translated():
-            self._base.execute("UPDATE mail SET whose = ? WHERE uid = ?", (_encoded(whose), uid))
+        self._write("UPDATE mail SET whose = ? WHERE uid = ?", (_encoded(whose), uid))
 
     def forget(self, uid: str) -> None:
         """The subscription is gone. Raises StorageError."""
-        with self._lock, self._translated():
-            self._base.execute("DELETE FROM mail WHERE uid = ?", (uid,))
+        self._write("DELETE FROM mail WHERE uid = ?", (uid,))
 
     def close(self) -> None:
         """Close the file."""
         with self._lock, self._translated():
             self._base.close()
+
+    def _write(self, statement: str, values: tuple[object, ...]) -> None:
+        with self._lock, self._translated():
+            self._base.execute(statement, values)
 
     def _translated(self) -> AbstractContextManager[None]:
         hint = "Check the disk and the file, or choose another [pad] state"

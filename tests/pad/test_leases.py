@@ -104,7 +104,7 @@ class World:
     def hand_over(self, _uid: str, whose: Whose | None) -> None:
         self.kept = whose
 
-    def renew(self, _uid: str, _ends: float, _remind: float | None) -> None: ...
+    def set_times(self, _times: object) -> None: ...
 
     def unsubscribed(self) -> list[tuple[str, str]]:
         return []

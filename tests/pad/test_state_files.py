@@ -71,7 +71,7 @@ def test_the_subscriptions_of_an_earlier_version_are_taken_over(tmp_path: Path) 
     # unsubscribed
     store = SubscriptionStore(path)
     assert store.load(50.0) == [KeptSubscription(request, "lease", 100.0)]
-    store.renew(request.uid, 200.0, 150.0)
+    store.set_times([(request.uid, 200.0, 150.0)])
     assert store.load(50.0) == [KeptSubscription(request, "lease", 200.0, 150.0)]
     store.reminded(request.uid)
     assert store.load(50.0) == [KeptSubscription(request, "lease", 200.0)]
