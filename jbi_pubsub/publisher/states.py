@@ -45,7 +45,6 @@ CONNECTION: Final = StateTable(
     _C.OPENING,
     {
         (_C.OPENING, _E.CONNECT): _C.ATTACHED,
-        (_C.OPENING, _E.LEAVE): _C.LEFT,
         (_C.ATTACHED, _E.LINE): _C.SENDING,
         (_C.ATTACHED, _E.FAIL): _C.AWAY,
         (_C.ATTACHED, _E.FORGET): _C.FORGOTTEN,
@@ -63,17 +62,8 @@ CONNECTION: Final = StateTable(
         (_C.SOUGHT, _E.LINE): _C.FORGOTTEN,
         (_C.SOUGHT, _E.FAIL): _C.SOUGHT,
         (_C.SOUGHT, _E.FORGET): _C.SOUGHT,
-        (_C.ATTACHED, _E.LEAVE): _C.LEFT,
-        (_C.SENDING, _E.LEAVE): _C.LEFT,
-        (_C.AWAY, _E.LEAVE): _C.LEFT,
-        (_C.FORGOTTEN, _E.LEAVE): _C.LEFT,
-        (_C.SOUGHT, _E.LEAVE): _C.LEFT,
-        # something was under way when it left
-        (_C.LEFT, _E.CONNECT): _C.LEFT,
-        (_C.LEFT, _E.LINE): _C.LEFT,
-        (_C.LEFT, _E.FAIL): _C.LEFT,
-        (_C.LEFT, _E.FORGET): _C.LEFT,
-        (_C.LEFT, _E.LEAVE): _C.LEFT,
+        **{(state, _E.LEAVE): _C.LEFT for state in _C},
+        **{(_C.LEFT, event): _C.LEFT for event in _E},  # something was under way when it left
     },
 )
 
