@@ -235,7 +235,7 @@ class StatusReports:
         """As `explain`, for an object that was published here some seconds ago, and for its own `registration` alone;
         "": that has ended, and it is for the others. Raises UnknownUidError as well when it is not known any more, and
         StorageError."""
-        parcel = recall(object_id, self._tables.kept)
+        parcel = recall(object_id, self._tables.buffers.find)
         found, registered, queue = self._asked_of(uid)
         own = parcel.head.registration if parcel.head.registration in registered else ""
         told = explain(found, {own: registered[own]} if own else registered, parcel, queue, is_published=True)

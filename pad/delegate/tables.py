@@ -18,7 +18,7 @@ from typing import Final
 
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import IncompatibleEntryError, JbiError, OversizeError, PredicateError, UnknownUidError
-from jbi_pubsub.core.info_object import Cause, Parcel, TypeName
+from jbi_pubsub.core.info_object import Cause, TypeName
 from jbi_pubsub.core.lease import ANY, FixedLeasePeriodPolicy, Landlord, Lease
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.xpath import MAX_COST_OF_SUBSCRIBER, CostBudget, Predicate
@@ -155,10 +155,6 @@ class Tables:
             connection, session = self.connections.get(uid), self.sessions.get(uid)
             found = connection or session
             self.leases.attach(found.lease_id if found is not None else "", self.clock())
-
-    def kept(self, object_id: str) -> Parcel | None:
-        """An object that was published moments ago."""
-        return self.buffers.find(object_id)
 
     def counted(self) -> tuple[int, int]:
         """Objects that matched the subscriptions there are, and that they lost."""

@@ -283,7 +283,7 @@ class SubscriberCalls(DelegateCalls):
     @exported
     def explain_object(self, caller: Caller, uid: str, object_id: str) -> dict[str, Any]:
         self._server.guard.allow(caller, "administer")  # it shows what is in an object that may not be the caller's
-        self._server.guard.allow_object(caller, recall(object_id, self._server.delegate.tables.kept))
+        self._server.guard.allow_object(caller, recall(object_id, self._server.delegate.tables.buffers.find))
         return self._server.delegate.reports.explain_object(uid, object_id)
 
     @exported

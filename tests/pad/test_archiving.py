@@ -234,7 +234,7 @@ def test_what_cannot_be_kept_is_refused_and_nobodys(place: Archived, keeping: Me
     assert [place.sequences(there), place.sequences(late)] == [[1], [1]]
     assert place.got[there] == place.got[late] == [(other.uid, 1)]
     assert place.lost[there] == place.lost[late] == {Cause.SEQUENCE_GAP: 2}
-    assert place.delegate.tables.kept(object_id_of(kept.uid, 1)) is None
+    assert place.delegate.tables.buffers.find(object_id_of(kept.uid, 1)) is None
     assert (kept.totals.published, kept.totals.refused) == (0, 2)
     # And when the disk is mended, it goes on behind a gap that was told
     keeping.fails.clear()
