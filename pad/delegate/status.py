@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable
 from functools import partial
 from typing import Any, Final
 
@@ -23,7 +22,6 @@ from jbi_pubsub.pad.delegate.overview import (
 )
 from jbi_pubsub.pad.egress.budget import Budget
 from jbi_pubsub.pad.egress.late_join import LateJoiners
-from jbi_pubsub.pad.egress.session import SubscriberSession
 from jbi_pubsub.pad.mail.dispatcher import MailDispatcher
 from jbi_pubsub.pad.matching.explanation import (
     Standing,
@@ -33,7 +31,7 @@ from jbi_pubsub.pad.matching.explanation import (
     queue_of,
     recall,
 )
-from jbi_pubsub.pad.matching.registration import Entries, Registration
+from jbi_pubsub.pad.matching.registration import Entries
 from jbi_pubsub.pad.model.events import proved
 from jbi_pubsub.pad.model.subscription import Subscription, shown
 from jbi_pubsub.protocol.conformity import InformationTypeGate
@@ -79,21 +77,19 @@ class StatusReports:
         quality = self._contracts.quality
         told = replace(quality.status(), series=quality.series()) if quality is not None else None
         with self._tables.lock:
-            registrations = list(self._tables.registrations.values())
-            subscriptions = list(self._tables.subscriptions.values())
-            sessions = list(self._tables.sessions.values())
-            names = {c.connection_id: c.name for c in self._tables.connections.values()}
+            connections = self._tables.connections.values()
+            names = {c.connection_id: c.name for c in connections}
             return DelegateStatus(
                 publishers=[
                     PublisherStatus(id=shown(c.connection_id), name=c.name, registrations=len(c.registrations))
-                    for c in self._tables.connections.values()
+                    for c in connections
                 ],
-                registrations=[r.status(names.get(r.connection, "")) for r in registrations],
-                sessions=[s.status() for s in sessions],
-                subscriptions=[s.status(SubscriptionStatus) for s in subscriptions],
+                registrations=[r.status(names.get(r.connection, "")) for r in self._tables.registrations.values()],
+                sessions=[s.status() for s in self._tables.sessions.values()],
+                subscriptions=[s.status(SubscriptionStatus) for s in self._tables.subscriptions.values()],
                 **facts,
-                **self._totals(registrations, subscriptions, sessions),
-                **self._qos(told, registrations),
+                **self._totals(),
+                **self._qos(told),
             )
 
     def overview(self, facts: DelegateFacts) -> DelegateOverview:
@@ -105,8 +101,7 @@ class StatusReports:
             registrations = list(self._tables.registrations.values())
             subscriptions = list(self._tables.subscriptions.values())
             sessions = list(self._tables.sessions.values())
-            totals = self._totals(registrations, subscriptions, sessions)
-            qos = self._qos(told, registrations)
+            totals, qos = self._totals(), self._qos(told)
             now = self._tables.clock()
             left = partial(self._tables.leases.landlord.left, now=now)
             leases = [
@@ -131,12 +126,12 @@ class StatusReports:
             **qos,
         )
 
-    def _qos(self, told: QualityStatus | None, registrations: Iterable[Registration]) -> dict[str, Any]:
+    def _qos(self, told: QualityStatus | None) -> dict[str, Any]:
         """Under the lock: quality of service, its types with who publishes them."""
         if told is None:
             return {}
         names: dict[str, set[str]] = {}
-        for registration in registrations:
+        for registration in self._tables.registrations.values():
             connection = self._tables.connections.get(registration.connection)
             of = names.setdefault(registration.gate.type.name, set())
             if connection is not None and len(of) < SOURCES_MOST:
@@ -148,13 +143,13 @@ class StatusReports:
         ]
         return {"qos": replace(told, types=types[:TYPES_MOST])}
 
-    def _totals(
-        self, registrations: list[Registration], subscriptions: list[Subscription], sessions: list[SubscriberSession]
-    ) -> dict[str, Any]:
+    def _totals(self) -> dict[str, Any]:
         """Under the lock: the fields of DelegateLoad."""
-        counted = [*subscriptions, *self._tables.ending]  # a counter that goes back would be taken for a restart
+        sessions = self._tables.sessions.values()
+        # with those that are ending: a counter that goes back would be taken for a restart
+        counted = [*self._tables.subscriptions.values(), *self._tables.ending]
         return {
-            **self._tables.account.totals(registrations, counted),
+            **self._tables.account.totals(self._tables.registrations.values(), counted),
             "found_late": self._tables.buffers.found_late,
             "leases": len(self._tables.leases.landlord),
             "queued": sum(s.queued for s in sessions),
