@@ -34,8 +34,7 @@ class PublisherConnections:
         """A publishing application comes (paper section 2.4(1)). Raises LeaseDeniedError."""
         connection_id = f"connection-{uuid4().hex}"
         with self._tables.lock:
-            known = ((c.lease_id, uid) for uid, c in self._tables.connections.items())
-            idle = self._tables.leases.make_room(len(self._tables.connections), known, "publishers")
+            idle = self._tables.leases.make_room(self._tables.connections, "publishers")
             lease = self._tables.leases.grant_unattached(
                 lambda: self.drop(connection_id), duration, self._tables.clock()
             )

@@ -43,8 +43,7 @@ class SubscriberSessions:
         session = self._new_session(session_id, name)
         session.caller = caller
         with self._tables.lock:
-            known = ((session.lease_id, uid) for uid, session in self._tables.sessions.items())
-            idle = self._tables.leases.make_room(len(self._tables.sessions), known, "subscriber sessions")
+            idle = self._tables.leases.make_room(self._tables.sessions, "subscriber sessions")
             lease = self._tables.leases.grant_unattached(
                 lambda: self.drop(session_id, Cause.SUBSCRIBER_DEAD), duration, self._tables.clock()
             )

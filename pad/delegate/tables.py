@@ -70,16 +70,16 @@ class Leases:
         """Leases of those whose data connection has not come yet, with the seconds asked for."""
         self._most = config.pad.max_sessions
 
-    def make_room(self, taken: int, known: Iterable[tuple[str, str]], what: str) -> str:
-        """Id of the one of `known` (lease and id) that has to end for one more: nobody ("") while there is room, else
-        the first whose data connection has not come. Raises OversizeError when all have one."""
-        if taken < self._most:
+    def make_room(self, holders: Mapping[str, PublisherConnection | SubscriberSession], what: str) -> str:
+        """Id of the one of `holders` that has to end for one more: nobody ("") while there is room, else the first
+        whose data connection has not come. Raises OversizeError when all have one."""
+        if len(holders) < self._most:
             return ""
-        for lease_id, uid in known:  # as they came
-            if lease_id in self.unattached:
-                self.landlord.drop(lease_id)
+        for uid, holder in holders.items():  # as they came
+            if holder.lease_id in self.unattached:
+                self.landlord.drop(holder.lease_id)
                 return uid
-        raise OversizeError(f"the delegate holds its limit of {taken} {what}")
+        raise OversizeError(f"the delegate holds its limit of {len(holders)} {what}")
 
     def grant_unattached(self, drop: Callable[[], None], duration: float, now: float) -> Lease:
         """A lease that is short until the data connection of its holder has come. Raises LeaseDeniedError."""
