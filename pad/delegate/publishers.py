@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
+from functools import partial
 from uuid import uuid4
 
 from jbi_pubsub.core.errors import BackPressureError, ErrorReport, JbiError, UnknownUidError, report
@@ -72,15 +73,13 @@ class PublisherConnections:
         that were refused."""
         refused: Refused = []
         admitted = self._pipeline.admit(registration, run, refused)
+        judge = partial(self._pipeline.judge, registration, admitted, deliveries, refused)
+        quality = self._contracts.quality
         try:
-            if self._contracts.quality is None:
-                self._pipeline.judge(registration, admitted, deliveries, refused)
+            if quality is None:
+                judge()
             else:
-                self._contracts.quality.tasks.run(
-                    registration.contract or Contract(),
-                    registration,
-                    lambda: self._pipeline.judge(registration, admitted, deliveries, refused),
-                )
+                quality.tasks.run(registration.contract or Contract(), registration, judge)
         except (UnknownUidError, BackPressureError) as exc:
             refused += [(parcel, exc) for parcel in admitted]
         return refused
