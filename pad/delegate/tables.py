@@ -10,6 +10,7 @@ e-mail-only subscription has a lease of its own and outlives its subscriber's pr
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -123,13 +124,8 @@ class Tables:
         self.ending: Final[list[Subscription]] = []
         """Gone, and not yet in the totals of what has ended."""
         self.account: Final = Totals()
-        self._number = 0
-
-    def next_number(self) -> int:
+        self.next_number: Final[Callable[[], int]] = itertools.count(1).__next__
         """The number of one more queue."""
-        with self.lock:
-            self._number += 1
-            return self._number
 
     def connection(self, connection_id: str) -> PublisherConnection:
         """Raises UnknownUidError: expired, disconnected, or never connected here."""
