@@ -88,7 +88,7 @@ class Amendments:
             if each is not None:
                 before, each.share = each.share, self._contracts.quota.take(known.caller, size, each.share)
                 undo.callback(setattr, each, "share", before)
-                undo.callback(self._contracts.quota.put_back, each.share, before)
+                undo.callback(self._contracts.quota.give_back, each.share, before)
 
     def _exchange(
         self, known: Subscription, other: Subscription, let_in: Mapping[Topic, Predicate | None], since: float

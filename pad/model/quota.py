@@ -41,16 +41,11 @@ class RequestQuota:
             self._add(peer, size)
         return peer, size
 
-    def put_back(self, share: Share, before: Share) -> None:
-        """That one share was taken in the place of another is undone."""
+    def give_back(self, share: Share, before: Share = NO_SHARE) -> None:
+        """Give back the share of a request that stands no more, or that stands as `before` again."""
         with self._lock:
             self._add(share[0], -share[1])
             self._add(before[0], before[1])
-
-    def give_back(self, share: Share) -> None:
-        """Give back the share of a request that stands no more."""
-        with self._lock:
-            self._add(share[0], -share[1])
 
     def _add(self, peer: str, size: int) -> None:
         self._taken[peer] += size
