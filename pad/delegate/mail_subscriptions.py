@@ -335,7 +335,7 @@ class MailSubscriptions:
             if self._tables.subscriptions.get((subscription.owner, subscription.uid)) is subscription:
                 subscription.lost[cause] += count
             else:
-                self._tables.account.lose(cause, count)
+                self._tables.account.add(lost={cause: count})
 
 
 def _modest(wish: Wish) -> Wish:

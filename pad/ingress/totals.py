@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
-from jbi_pubsub.core.info_object import Cause
 from jbi_pubsub.pad.matching.registration import Registration
 from jbi_pubsub.pad.model.subscription import Subscription
 
@@ -41,11 +40,6 @@ class Totals:
             self._totals["matched"] += matched
             self._totals["mailed"] += mailed
             self._lost.update(lost or {})
-
-    def lose(self, cause: Cause, count: int) -> None:
-        """Objects of a subscription that has ended."""
-        with self._lock:
-            self._lost[cause] += count
 
     def totals(
         self, registrations: Iterable[Registration], subscriptions: Iterable[Subscription]
