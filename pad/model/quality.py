@@ -85,7 +85,6 @@ class PriorityQueue(Protocol[Q]):
     """Queue that holds objects back for one subscription, by level: see qos/queue.py."""
 
     levels: int
-    next_expiry: float
 
     def __len__(self) -> int: ...
     def put(self, waiting: Q, now: float) -> None: ...
@@ -222,13 +221,13 @@ class Pulled(Contract):
     """A contract for what is asked for rather than published now: importance, shapes, sizes and link are its own, but
     nothing of it is late, replaced, or too fast."""
 
-    __slots__ = ("_by_object", "_contract", "_known")
+    __slots__ = ("_contract", "_known")
 
     def __init__(self, contract: Contract) -> None:
         self._contract = contract
         self._known: tuple[Settings, Settings] | None = None
         asked = contract.by_object
-        self._by_object = None if asked is None else lambda parcel: _pulled(asked(parcel))
+        self.by_object = None if asked is None else lambda parcel: _pulled(asked(parcel))
         self.meter = contract.meter
 
     @property
@@ -238,11 +237,6 @@ class Pulled(Contract):
         if self._known is None or self._known[0] is not now:
             self._known = now, _pulled(now)
         return self._known[1]
-
-    @property
-    def by_object(self) -> Callable[[Parcel], Settings] | None:  # type: ignore[override]
-        """The same for one object."""
-        return self._by_object
 
 
 def _pulled(settings: Settings) -> Settings:
