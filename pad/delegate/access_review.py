@@ -38,11 +38,10 @@ class AccessReview:
         self._tables = core.tables
         self._contracts = core.contracts
         self._permissions = core.contracts.permissions
-        self._quality = quality = core.contracts.quality
+        self._quality = core.contracts.quality
         self._publishers = publishers
         self._subscribers = subscribers
         self._sessions = sessions
-        self._asked_round = quality.rounds if quality is not None else 0
         self._checked = self._in_force
         self._expelled: dict[str, float] = {}
         """Sessions that may not be here any more, and when they end: once they have been told."""
@@ -54,9 +53,10 @@ class AccessReview:
         for session_id in [uid for uid, end in self._expelled.items() if end <= now]:
             del self._expelled[session_id]
             self._sessions.drop(session_id, Cause.REFUSED)
-        self._check_types()
-        if self._quality is not None and self._quality.rounds != self._asked_round:
-            self._asked_round = self._quality.rounds
+        before, self._checked = self._checked, self._in_force
+        if self._checked != before:
+            self._check_types()
+        if self._checked[1] != before[1]:
             for session in [each for each in list(self._tables.sessions.values()) if each.was_refused]:
                 session.ask_again()  # what it requires may be granted now
         version = self._permissions.access.version
@@ -88,13 +88,11 @@ class AccessReview:
 
     @property
     def _in_force(self) -> tuple[int, int]:
+        """Version of the policy, and of the decisions on quality of service."""
         return self._permissions.access.version, self._quality.rounds if self._quality is not None else 0
 
     def _check_types(self) -> None:
-        """Judge rules and policies by the schemas of all types again, if others are in force."""
-        if (in_force := self._in_force) == self._checked:
-            return
-        self._checked = in_force
+        """Judge rules and policies by the schemas of all types again."""
         told = self._contracts.forget_types()  # first: a type that comes meanwhile is judged by both or by one
         with self._tables.lock:
             registrations = list(self._tables.registrations.values())
