@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.errors import DelegateNotFoundError, WireError
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
@@ -27,14 +28,12 @@ class DelegateFinder:
         self._community = community
         self._name = name
         self._location = location
-        self._tried: dict[str, float] = {}
+        self._tried: Cache[str, float] = Cache(TRIED_MOST)
         """Delegates that have not answered, and when they were asked last (monotonic seconds)."""
 
     def note_in_vain(self, service_id: str) -> None:
         """That delegate has not answered."""
         self._tried[service_id] = time.monotonic()
-        if len(self._tried) > TRIED_MOST:
-            del self._tried[min(self._tried, key=self._tried.__getitem__)]
 
     def forget_tried(self) -> None:
         """One has answered."""

@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.errors import ConfigurationError, JbiError, OversizeError, StorageError, UnknownUidError
 from jbi_pubsub.core.info_object import Cause
 from jbi_pubsub.core.lease import Lease
@@ -62,8 +63,10 @@ class MailSubscriptions:
         """Ids of those by e-mail alone, by lease."""
         self._by_uid: dict[str, list[Subscription]] = {}
         """Subscriptions of one id: one bound to each process, and one that is not."""
-        self._unsubscribed = dict.fromkeys(self.store.unsubscribed()) if self.store is not None else {}
+        self._unsubscribed: Cache[tuple[str, str], None] = Cache(UNSUBSCRIBED_MOST)
         """(subscription, recipient) of those who have, in that order; also of subscriptions that have ended."""
+        if self.store is not None:
+            self._unsubscribed.update(dict.fromkeys(self.store.unsubscribed()))
         self._schedule = Schedule(config.mail.reminder_seconds)
         quality = self._contracts.quality
         self.dispatcher: Final = MailDispatcher(
@@ -227,8 +230,6 @@ class MailSubscriptions:
         with self._tables.lock:
             known = (uid, recipient) in self._unsubscribed
             self._unsubscribed[uid, recipient] = None
-            while len(self._unsubscribed) > UNSUBSCRIBED_MOST:
-                del self._unsubscribed[next(iter(self._unsubscribed))]
             self.dispatcher.unsubscribe(subscription, [recipient])
             wanted = self._is_wanted(request)
         if self.store is not None:  # again, when it is known: it may not have been written then

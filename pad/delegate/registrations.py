@@ -10,6 +10,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.errors import AccessDeniedError, ConfigurationError, JbiError, OversizeError, UnknownUidError
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
 from jbi_pubsub.core.signing import SigningKey
@@ -60,9 +61,9 @@ class Registrations:
         self._keeps_elsewhere = keeps_elsewhere
         self._partitioned: list[Topic] = []
         """Topics whose predicates are partitioned by importance."""
-        self._former_keys: dict[str, SigningKey] = {}
+        self._former_keys: Cache[str, SigningKey] = Cache(GHOSTS_MOST)
         """Keys of registrations that have gone: somebody may still come for their objects."""
-        self._relayed_before: dict[str, tuple[int, float]] = {}
+        self._relayed_before: Cache[str, tuple[int, float]] = Cache(self._most)
         """Relayed registrations that have gone: the number of the last object, and until when a bridge that lacks the
         next one is not taken (clock)."""
 
@@ -273,7 +274,8 @@ class Registrations:
                 self._events.tell_registration("removed", registration, of)
                 self._contracts.end(registration.contract)
                 self._contracts.quota.give_back(registration.share)
-                self._keep_key(registration)
+                if registration.terms.signing is not None:
+                    self._former_keys[registration.uid] = registration.terms.signing
                 if (whose := of or self._tables.connections.get(registration.connection)) is not None:
                     whose.untold.pop(registration.uid, None)
                 self._keep_number(registration, whose)
@@ -288,20 +290,12 @@ class Registrations:
         for unused in idle:
             self._types.forget(unused)
 
-    def _keep_key(self, registration: Registration) -> None:
-        if registration.terms.signing is not None:
-            self._former_keys[registration.uid] = registration.terms.signing
-            if len(self._former_keys) > GHOSTS_MOST:
-                del self._former_keys[next(iter(self._former_keys))]
-
     def _keep_number(self, registration: Registration, of: PublisherConnection | None) -> None:
         """Keep the last number of one that was relayed, for the bridge that relays it next."""
         if registration.origin is None or registration.origin.first is None or not registration.judged:
             return
         wait = of.term if of is not None and 0 <= of.term < FOLLOWED_SECONDS else FOLLOWED_SECONDS
         self._relayed_before[registration.uid] = registration.judged, self._tables.clock() + wait
-        if len(self._relayed_before) > self._most:
-            del self._relayed_before[next(iter(self._relayed_before))]
 
     def signing_key(self, uid: str) -> SigningKey | None:
         """Key of the objects of a registration that is here, or was."""
