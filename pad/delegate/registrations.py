@@ -84,9 +84,7 @@ class Registrations:
 
     def forget_type(self, type: TypeName) -> None:  # noqa: A002  # the field's word
         """Drop a type that was opened for a registration which then came to nothing."""
-        with self._tables.lock:
-            used = any(r.gate.type == type for r in self._tables.registrations.values())
-        if not used:
+        if not self.publishing(type):
             self._types.forget(type)
 
     def register(self, connection_id: str, request: PublisherRequest, *, uid: str, number: int) -> Registration:
