@@ -10,11 +10,13 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from typing import Protocol
 
 import msgspec
 
 from jbi_pubsub.core.history import Consumer
+from jbi_pubsub.core.intervals import RangeSet
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.pad.model.quota import NO_SHARE, Share
 from jbi_pubsub.protocol.requests import NEW, SubscriptionRequest
@@ -50,8 +52,8 @@ class Durable:
         self.entries = entries
         self.position = consumer.position
         """All that matches up to there is acknowledged."""
-        self._above = list(consumer.acknowledged)
-        """Above it: intervals, ascending, none next to another without something unacknowledged between."""
+        self._above = RangeSet(consumer.acknowledged)
+        """Acknowledged above it; between two ranges is something unacknowledged."""
         self._open: list[int] = []
         """Positions of what waits, or was sent, and is not acknowledged, ascending."""
         self._limit: float = self.position
@@ -78,7 +80,7 @@ class Durable:
     def has(self, position: int) -> bool:
         """Whether that was acknowledged, or is on its way."""
         with self.lock:
-            return position <= self.position or _within(self._above, position) or _in(self._open, position)
+            return position <= self.position or position in self._above or _in(self._open, position)
 
     def entered(self, position: int) -> None:
         """An object waits, or goes out, from now on."""
@@ -112,8 +114,7 @@ class Durable:
                     continue  # never sent, or acknowledged before
                 del self._open[at]
                 count += 1
-                if not _within(self._above, position):
-                    insort(self._above, (position, position))
+                self._above.add(position)
             if count:
                 self._fold()
                 self.is_changed = True
@@ -121,26 +122,22 @@ class Durable:
 
     def not_acknowledged(self, above: int, up_to: int) -> list[tuple[int, int]]:
         """Parts between two positions, each (above, up_to), without what was acknowledged."""
-        parts: list[tuple[int, int]] = []
         with self.lock:
-            for first, last in self._above:
-                parts.append((above, min(first - 1, up_to)))
-                above = max(above, last)
-        return [part for part in (*parts, (above, up_to)) if part[0] < part[1]]
+            return [(first - 1, last) for first, last in self._above.gaps(above + 1, up_to)]
 
     def passed(self, position: int) -> None:
         """Nothing that matches is between what was sent and that position."""
         with self.lock:
             if position > self.position and not self._open and position <= self._limit:
                 self.position, self.is_changed = position, True
-                self._above = [each for each in self._above if each[1] > position]
+                self._above.remove_range(0, position)
 
     def reset(self, position: int) -> None:
         """Let it go on behind that position."""
         with self.lock:
             self.position, self.is_changed = position, True
             self._limit = position
-            self._above.clear()
+            self._above = RangeSet()
             self._open.clear()
 
     def consumer(self, ahead: float) -> Consumer:
@@ -160,15 +157,14 @@ class Durable:
                 and not any(first < below and last > above for first, last in under_way)
             )
 
-        folded: list[tuple[int, int]] = []
-        for first, last in self._above:
-            if folded and (first == folded[-1][1] + 1 or is_had(folded[-1][1], first)):
-                folded[-1] = (folded[-1][0], max(folded[-1][1], last))
-            else:
-                folded.append((first, last))
-        if folded and (folded[0][0] == self.position + 1 or is_had(self.position, folded[0][0])):
-            self.position = max(self.position, folded.pop(0)[1])
-        self._above = folded
+        for (_, before), (behind, _) in pairwise(tuple(self._above)):
+            if is_had(before, behind):
+                self._above.add_range(before + 1, behind - 1)
+        if len(self._above):
+            first, last = next(iter(self._above))
+            if first == self.position + 1 or is_had(self.position, first):
+                self.position = max(self.position, last)
+                self._above.remove_range(0, self.position)
 
 
 def kept_terms(request: SubscriptionRequest) -> bytes:
@@ -179,10 +175,6 @@ def kept_terms(request: SubscriptionRequest) -> bytes:
 def _in(positions: list[int], position: int) -> bool:
     at = bisect_left(positions, position)
     return at < len(positions) and positions[at] == position
-
-
-def _within(intervals: list[tuple[int, int]], position: int) -> bool:
-    return any(first <= position <= last for first, last in intervals)
 
 
 def _any_between(positions: list[int], above: int, below: int) -> bool:
