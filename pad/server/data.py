@@ -12,7 +12,7 @@ from uuid import uuid4
 import msgspec
 
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import ErrorReport, ProtocolError, UnknownUidError, WireError
+from jbi_pubsub.core.errors import ErrorReport, ProtocolError, UnknownUidError
 from jbi_pubsub.core.gathering import Gathering
 from jbi_pubsub.core.info_object import Parcel, Part
 from jbi_pubsub.core.quality import Contract
@@ -53,7 +53,7 @@ class DataConnections:
         self._delegate = delegate
         self._presence = presence
         self._tasks = stages.quality.tasks if stages.quality is not None else None
-        self._reports = ReportThread(name) if self._tasks is not None else None
+        self._reports = ReportThread(name)
         self._looks = stages.signatures is not None
         self._tokens = Tokens(lambda: uuid4().hex)
         self.compressed: Final = Allowance(config.link.max_compressed)
@@ -76,21 +76,18 @@ class DataConnections:
     def forget_ended(self) -> None:
         """The same for all that are gone."""
         for connection_id in list(self._publications):
-            try:
-                self._delegate.tables.connection(connection_id)
-            except UnknownUidError:
+            if connection_id not in self._delegate.tables.connections:
                 self.forget(connection_id)
 
     def stop(self, seconds: float) -> None:
         """Take no publications any more. What is admitted is done within so many seconds, and told; what is not,
         publishers send to another one."""
-        if self._tasks is not None and self._reports is not None:
+        if self._tasks is not None:
             self._tasks.drain(seconds)
             self._reports.flush(PART_SECONDS)
         for receiver, _ in list(self._publications.values()):
             receiver.stop()
-        if self._reports is not None:
-            self._reports.stop()
+        self._reports.stop()
 
     def serve(self, sock: socket.socket, caller: Caller, endpoint: Endpoint) -> None:
         line = StreamSocket(sock)
@@ -129,7 +126,7 @@ class DataConnections:
     def _receiver(self, connection_id: str) -> tuple[Receiver, Coming]:
         """The receiver of a publisher's data connections, one after the other, and large objects that come."""
         coming: Coming = defaultdict(self._gathering)
-        if self._tasks is not None and self._reports is not None:
+        if self._tasks is not None:
             admission = Admission(self._tasks, self._delegate.pipeline, self._reports, self._config.qos, self.granted)
             return admission.receive(lambda items: self._admit(connection_id, items, coming, admission)), coming
         refused: list[tuple[str, ErrorReport]] = []
@@ -156,10 +153,8 @@ class DataConnections:
 
         `coming` holds the chunks of large objects by registration number, `refused` what is to be reported.
         """
-        try:
-            registrations = (connection := self._delegate.tables.connection(connection_id)).registrations
-        except UnknownUidError as exc:
-            raise WireError(str(exc)) from exc
+        connection = self._delegate.tables.connection(connection_id)
+        registrations = connection.registrations
         refused += self._delegate.publishers.refusals(connection)
         deliveries = Deliveries()
         pipeline = self._delegate.pipeline
@@ -187,16 +182,13 @@ class DataConnections:
 
     def _admit(self, connection_id: str, items: list[memoryview], coming: Coming, admission: Admission) -> None:
         """The same with quality of service: it is acknowledged when it is admitted, and judged by turns."""
-        try:
-            registrations = (connection := self._delegate.tables.connection(connection_id)).registrations
-        except UnknownUidError as exc:
-            raise WireError(str(exc)) from exc
+        connection = self._delegate.tables.connection(connection_id)
         admission.tell(self._delegate.publishers.refusals(connection))
         admission.begin()
         try:
             for number, run in _runs(items, coming, self._delegate.tables.clock()):
                 self._presence.refuse_when_stopping()
-                admission.take(registrations, number, run)
+                admission.take(connection.registrations, number, run)
         finally:
             admission.end()
 
