@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Generic, Self, TypeVar
 
 from jbi_pubsub.core.arguments import checked
-from jbi_pubsub.core.errors import AdapterStateError
+from jbi_pubsub.core.errors import AdapterStateError, unknown_uid
 from jbi_pubsub.core.open_adapters import PUBLISHERS, Closing
 from jbi_pubsub.core.process import Birthplace
 
+from .publication import LocalPublication, RegistrationUid
 
-class PublishingAdapter:
+At = TypeVar("At")
+"""Where an adapter's registrations are."""
+
+
+class PublishingAdapter(Generic[At]):
     """An adapter that is closed once, by the process that has opened it."""
 
     def __init__(self) -> None:
+        self._publications: dict[RegistrationUid, tuple[LocalPublication, At]] = {}
         self._closed = False
         self._birthplace = Birthplace()
         self._closing = Closing()
@@ -49,3 +55,10 @@ class PublishingAdapter:
             raise AdapterStateError(
                 "this publisher is closed, or belongs to the parent process", hint="Open a new one after a fork"
             )
+
+    def _publication(self, registration: RegistrationUid) -> tuple[LocalPublication, At]:
+        self._check_open()
+        found = self._publications.get(registration)  # a look at one key needs no lock, and is made for each object
+        if found is None:
+            raise unknown_uid("registration", registration, "register_publisher")
+        return found

@@ -49,7 +49,7 @@ DelegateUid = NewType("DelegateUid", str)
 """Identifies a connection to a delegate, in all calls of the adapter that made it."""
 
 
-class PublisherAdapterLight(PublishingAdapter):
+class PublisherAdapterLight(PublishingAdapter[DelegateConnection]):
     """Publishes through any number of delegates. Safe for several threads.
 
     `away(delegate, why)` is called on a library thread when the delegate of a connection (its id is given) does not
@@ -83,7 +83,6 @@ class PublisherAdapterLight(PublishingAdapter):
         self._types = TypeRepository(cache_dir=self._config.type_cache())
         self._lock = threading.Lock()
         self._connections: dict[DelegateUid, DelegateConnection] = {}
-        self._publications: dict[RegistrationUid, tuple[LocalPublication, DelegateConnection]] = {}
         self._community: JoinManager | None = None
         self._renewals = LeaseRenewalManager(self._name)
 
@@ -325,13 +324,6 @@ class PublisherAdapterLight(PublishingAdapter):
         found = self._connections.get(delegate)
         if found is None:
             raise unknown_uid("delegate", delegate, "connect_to_delegate")
-        return found
-
-    def _publication(self, registration: RegistrationUid) -> tuple[LocalPublication, DelegateConnection]:
-        self._check_open()
-        found = self._publications.get(registration)  # a look at one key needs no lock, and is made for each object
-        if found is None:
-            raise unknown_uid("registration", registration, "register_publisher")
         return found
 
 

@@ -6,8 +6,8 @@ filters, e-mail. Calls are those of PublisherAdapterLight without the delegate.
 
 from __future__ import annotations
 
+import itertools
 import logging
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ import msgspec
 from jbi_pubsub.codegen.repository import TypeRepository
 from jbi_pubsub.core.arguments import Document, Source, checked
 from jbi_pubsub.core.config import Config, effective
-from jbi_pubsub.core.errors import unknown_uid
 from jbi_pubsub.core.info_object import ObjectAttributes, Parcel
 from jbi_pubsub.core.open_adapters import PUBLISHERS
 from jbi_pubsub.core.process import Birthplace
@@ -44,7 +43,7 @@ from .publication import (
 log = logging.getLogger("jbi_pubsub.publisher")
 
 
-class PublisherAdapter(PublishingAdapter):
+class PublisherAdapter(PublishingAdapter[Registration]):
     """A peer publisher. Safe for several threads; objects of one registration keep the order of publish calls."""
 
     @checked
@@ -62,9 +61,7 @@ class PublisherAdapter(PublishingAdapter):
         self._server.delegate.pipeline.numbers_again = True
         self._server.start()
         self._connection = self._server.delegate.publishers.connect_own()
-        self._publications: dict[RegistrationUid, tuple[LocalPublication, Registration]] = {}
-        self._lock = threading.Lock()
-        self._next_number = 0
+        self._numbers = itertools.count(1)
         PUBLISHERS.add(self)
 
     @checked
@@ -103,8 +100,7 @@ class PublisherAdapter(PublishingAdapter):
             raise
         request = publication.request()
         self._server.service.repositories.check_type(request)
-        with self._lock:
-            publication.number = self._next_number = self._next_number + 1
+        publication.number = next(self._numbers)
         registration = self._register(publication)
         self._publications[publication.uid] = (publication, registration)
         try:
@@ -138,7 +134,7 @@ class PublisherAdapter(PublishingAdapter):
         to be archived; nobody has it, or, where it says so, subscribers have), ConfigurationError (attributes out of
         range).
         """
-        publication, registered = self._find(registration)
+        publication, registered = self._publication(registration)
         data, body = metadata_bytes(metadata), self._body(publication)(payload)
         (object_id,) = self._disseminate(publication, registered, [(data, body)], checked_attributes(attributes))
         return object_id
@@ -148,7 +144,7 @@ class PublisherAdapter(PublishingAdapter):
         self, registration: RegistrationUid, objects: Iterable[tuple[Document | None, Payload]]
     ) -> list[str]:
         """Publish many objects that are at hand; see PublisherAdapterLight.publish_many."""
-        publication, registered = self._find(registration)
+        publication, registered = self._publication(registration)
         ids: list[str] = []
         with counting(ids):
             for run in runs_of(objects, body=self._body(publication)):
@@ -191,20 +187,20 @@ class PublisherAdapter(PublishingAdapter):
     @checked
     def unregister_publisher(self, registration: RegistrationUid) -> None:
         """Undo register_publisher. Raises UnknownUidError."""
-        self._find(registration)
+        self._publication(registration)
         self._server.delegate.publishers.unregister(self._connection.connection_id, registration)
         del self._publications[registration]
 
     @checked
     def subscriptions(self, registration: RegistrationUid) -> int:
         """Number of subscriptions that match the registration now. Raises UnknownUidError."""
-        return len(self._find(registration)[1].topic.table)
+        return len(self._publication(registration)[1].topic.table)
 
     @checked
     def wait_for_subscribers(self, registration: RegistrationUid, count: int = 1, timeout: float = 10.0) -> int:
         """Number of subscriptions that match the registration, as soon as there are `count`, or after `timeout`
         seconds. Raises UnknownUidError."""
-        self._find(registration)
+        self._publication(registration)
         return self._server.delegate.publishers.wait_for_subscriptions(
             self._connection.connection_id, registration, count, timeout
         )
@@ -230,13 +226,6 @@ class PublisherAdapter(PublishingAdapter):
     def _body(self, publication: LocalPublication) -> Callable[[Payload], Body]:
         limit, seconds = publication.terms.max_payload, self._config.queue.publish_seconds
         return lambda payload: self._payloads.body(payload, limit, seconds)
-
-    def _find(self, registration: RegistrationUid) -> tuple[LocalPublication, Registration]:
-        self._check_open()
-        found = self._publications.get(registration)
-        if found is None:
-            raise unknown_uid("registration", registration, "register_publisher")
-        return found
 
 
 class PeerArchive:
