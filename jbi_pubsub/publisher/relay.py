@@ -91,12 +91,10 @@ class RelayPublisher(PublisherAdapterLight):
             self._watches.append(watch)
         watch.start()
 
-    def close(self, timeout: float = 5.0) -> None:
-        """See PublisherAdapterLight."""
-        if self._birthplace.is_here():  # a forked child leaves its parent's alone
-            for watch in self._watches:
-                watch.stop()
-        super().close(timeout)
+    def _leave(self, timeout: float) -> None:
+        for watch in self._watches:
+            watch.stop()
+        super()._leave(timeout)
 
     def register_relayed(
         self, delegate: DelegateUid, uid: str, type_: TypeName, request: PublisherRequest, via: tuple[str, ...], *,
