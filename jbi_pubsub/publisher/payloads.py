@@ -94,7 +94,7 @@ class Payloads:
             rest = _Behind(begun, file, what)
             del begun
             body = spooled(rest, self._spool, limit=limit, size=size, seconds=seconds)
-        if before is not None and (len(body) != before.left or before.has_changed(file)):
+        if before is not None and (len(body) != before.left or before.has_changed()):
             raise MetadataError(
                 f"{what} has changed while it was read: {before.left} bytes before, {len(body)} were read",
                 hint="Publish a file when it is complete, or a copy of it",
@@ -115,7 +115,7 @@ class _Stamp(NamedTuple):
     fd: int
     facts: tuple[int, ...]
 
-    def has_changed(self, _file: BinaryFile) -> bool:
+    def has_changed(self) -> bool:
         return _facts(os.fstat(self.fd)) != self.facts
 
 

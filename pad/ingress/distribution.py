@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Final
 
-from jbi_pubsub.core.info_object import Cause, Head, InfoObject, LargeObject, Parcel, Platform, TypeName
+from jbi_pubsub.core.info_object import Cause, Head, InfoObject, LargeObject, Parcel
 from jbi_pubsub.core.quality import PayloadShape
 from jbi_pubsub.core.spool import MEMORY_BYTES
 from jbi_pubsub.pad.egress.session import Deliveries, SubscriberSession
@@ -27,9 +27,6 @@ from jbi_pubsub.pad.model.subscription import Subscription
 
 SHAPED_AT_ONCE: Final = 0.002
 """Estimated seconds of shaping that is not done at once, but when it is its turn."""
-
-NO_OBJECT: Final = InfoObject("", TypeName(""), b"", b"", Platform(0.0, "", 0, 0, 0))
-"""Before the first one."""
 
 
 class Distribution:
@@ -53,7 +50,7 @@ class Distribution:
         self._seal = seal
         self.shaper = shaper
         self._clock = clock
-        self._unpacked: tuple[Head | None, InfoObject] = (None, NO_OBJECT)
+        self._unpacked: tuple[Head, InfoObject] | None = None
 
     def cut(
         self, parcel: Parcel, matched: list[Subscription], behind: Container[Subscription] | None, *, has_filters: bool
@@ -149,8 +146,8 @@ class Distribution:
             if not self._mail.refuse(subscription, Cause.OVERSIZE):
                 self._mail_came_to_nothing(subscription)
             return
-        head, obj = self._unpacked
-        if head is not published.head:  # mails of one object share what is made of it
+        head, obj = self._unpacked or (None, None)
+        if obj is None or head is not published.head:  # mails of one object share what is made of it
             obj = published.unpacked()
             if not isinstance(obj, LargeObject):  # its file is to go with the last who gets it
                 self._unpacked = published.head, obj
