@@ -155,16 +155,14 @@ class SubscriptionRegistry:
         self._tables.check_cost(subscription, let_in)
         now = self._tables.clock()
         opened = min(session.opened, now - elapsed) if session is not None else now
-        since = opened - age if age > NOT_BEFORE else now
+        since = opened - age if age > NOT_BEFORE else math.inf
         subscription.since = since if age > NOT_BEFORE else -math.inf
         lease = None
         if session is None:
             lease = self._mail.grant(subscription, key, duration)
         subscription.number = self._tables.next_number()
         if session is not None:
-            first = self._tables.buffers.first_since(
-                [t.buffer for t in let_in], since if age > NOT_BEFORE else math.inf
-            )
+            first = self._tables.buffers.first_since([topic.buffer for topic in let_in], since)
             self._open_queue(session, subscription, first)
             self._tables.charge(subscription)
         self._tables.subscriptions[key] = subscription
@@ -172,7 +170,7 @@ class SubscriptionRegistry:
         if request.recipients:
             self._mail.open(subscription)
         self._tables.waiting.add(key, request.entries)
-        marks, lost = self._tables.put_in(subscription, let_in, since if age > NOT_BEFORE else math.inf)
+        marks, lost = self._tables.put_in(subscription, let_in, since)
         for cause, count in lost.items():
             if count and session is not None:
                 session.lose(subscription, cause, count)
@@ -180,7 +178,7 @@ class SubscriptionRegistry:
         peer = subscription.caller.place.peer if subscription.caller is not None else ""
         if subscription.is_replayed:
             marks = [(topic, mark) for topic, mark in marks if topic.is_partly_kept]  # the archive has all the others
-        self.late_joiners.welcome(subscription, session, marks if age > NOT_BEFORE else [], since, peer, narrowed)
+        self.late_joiners.welcome(subscription, session, marks, since, peer, narrowed)
         if subscription.is_replayed and self._catch_ups is not None:
             self._catch_ups.begin(key[0], subscription)
         self._tables.changed.notify_all()  # whoever stops now sees that it is catching up
