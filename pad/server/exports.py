@@ -253,7 +253,8 @@ class SubscriberCalls(DelegateCalls):
         delegate = self._server.delegate
         try:
             late = max(0.0, elapsed)
-            request = _request(said)
+            BOUNDS.check_size("a subscription", said)  # before it takes more room than that
+            request = decoded(decoder_of(SubscriptionRequest), said, "subscription request")
             granted = delegate.subscribers.subscribe(session_id, request, duration, age, elapsed=late, caller=caller)
             impossible, judged = delegate.reports.impossible(request) if is_judged else ((), 0)
             return SubscribeReply(granted, impossible=impossible, judged=judged)
@@ -527,11 +528,6 @@ def shortened(status: DelegateStatus, most: int = STATUS_ROWS) -> DelegateStatus
         for s in cut["sessions"]
     ]
     return structs.replace(status, **cut, counts=CountsStatus(**{name: len(getattr(status, name)) for name in lists}))
-
-
-def _request(said: msgspec.Raw) -> SubscriptionRequest:
-    BOUNDS.check_size("a subscription", said)  # before it takes more room than that
-    return decoded(decoder_of(SubscriptionRequest), said, "subscription request")
 
 
 def _named(caller: Caller, client: str, claims: Claims) -> Caller:
