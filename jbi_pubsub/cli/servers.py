@@ -291,10 +291,10 @@ def _run_pad(server: DisseminationServer, stop: threading.Event, given: _Pad) ->
         away = server.community.refused() or server.community.absent(ALONE_SECONDS)
         log.warning("%s. Clients can't find this delegate until one answers. It continues to look", away)
     wait_for(stop)
-    mail = server.status()["mail"]
+    status = server.status()
     left = server.stop(given.drain)
     kept = server.status()["mail"]["kept"]  # not what has gone out meanwhile
-    click.echo(_ended(left, mail, kept, state=server.state), nl=False, err=True)
+    click.echo(_ended(left, status["mail"], kept, state=status["state"]), nl=False, err=True)
 
 
 def _is_found(server: DisseminationServer, stop: threading.Event) -> bool:

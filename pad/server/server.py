@@ -270,11 +270,6 @@ class DisseminationServer:
         return self._stages.quality
 
     @property
-    def state(self) -> str:
-        """The file that e-mail subscriptions are kept in; "" without one."""
-        return self._config.pad.state
-
-    @property
     def address(self) -> str:
         """host:port to connect to."""
         return self.endpoints.first.address
