@@ -132,15 +132,11 @@ class PublisherConnections:
         """Before we stop: who was told of a new registration and comes for its first objects is let come, for at most
         [pad] settle_seconds since it was told. A publisher that closes at once takes nothing away from him."""
         with self._tables.lock:
-            while (left := self._settling()) > 0:
+            while awaited := [topic.announced for topic in self._tables.topics if topic.is_awaited]:
+                left = max(awaited) + self._settle - self._tables.clock()
+                if left <= 0:
+                    return
                 self._tables.changed.wait(left)
-
-    def _settling(self) -> float:
-        """Seconds until all have come or had the time to; 0: they have."""
-        now = self._tables.clock()
-        return max(
-            (topic.announced + self._settle - now for topic in self._tables.topics if topic.is_awaited), default=0.0
-        )
 
     def wait_for_subscriptions(self, connection_id: str, uid: str, count: int, timeout: float) -> int:
         """Number of subscriptions that a registration matches, as soon as there are `count`, or after `timeout`
