@@ -242,21 +242,19 @@ class MailSubscriptions:
     def renew(self, lease_id: str, duration: float) -> Lease:
         """Renew the lease of a publisher, subscriber or e-mail subscription. Raises UnknownLeaseError."""
         with self._tables.lock:
-            lease = self._tables.leases.renew(lease_id, duration, self._tables.clock())
+            now, remind = self._tables.clock(), math.inf
+            lease = self._tables.leases.renew(lease_id, duration, now)
             uid = self._uids.get(lease_id)
-            remind = self._put_off_reminder(uid, lease.duration) if uid is not None else math.inf
+            if uid is not None:  # its recipients are reminded later
+                subscription = self._tables.subscriptions["mail", uid]
+                due = self._schedule.moment(now, lease.duration)
+                self._schedule.set(subscription, due)
+                self.dispatcher.withdraw(subscription)
+                remind = due - now
         if uid is not None and self.store is not None:
             wall = self._wall()
             self.store.set_times([(uid, wall + lease.duration, _told_at(wall, remind))])
         return lease
-
-    def _put_off_reminder(self, uid: str, term: float) -> float:
-        """Under the lock: its lease has begun anew; in how many seconds its recipients are reminded of its end."""
-        subscription, now = self._tables.subscriptions["mail", uid], self._tables.clock()
-        due = self._schedule.moment(now, term)
-        self._schedule.set(subscription, due)
-        self.dispatcher.withdraw(subscription)
-        return due - now
 
     def renew_by_uid(self, uid: str, duration: float) -> Lease:
         """Renew the lease of an e-mail-only subscription for its administrator, who has no lease id. Raises
