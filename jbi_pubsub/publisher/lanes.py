@@ -111,20 +111,11 @@ class PublisherLane:
         self.unfinished_size -= _credited(self.unfinished.popleft())
         self.finished += 1
 
-    def finish_all(self) -> int:
-        """All that is under way is done, or lost; how many."""
-        count = len(self.unfinished)
-        self.finished += count
+    def finish_all(self) -> None:
+        """All that is under way is done, or lost."""
+        self.finished += len(self.unfinished)
         self.unfinished.clear()
         self.unfinished_size = 0
-        return count
-
-    def give_up(self) -> int:
-        """Lose those under way that go once alone; how many."""
-        kept = deque(parcel for parcel in self.unfinished if self.reliable and parcel.head.is_reliable)
-        lost = len(self.unfinished) - len(kept)
-        self.unfinished, self.finished = kept, self.finished + lost
-        return lost
 
     def may_send(self) -> bool:
         """Whether there is credit for what comes next."""
@@ -193,13 +184,18 @@ class PublisherLane:
         self.parcels.clear()
         self.size = 0
 
-    def restart(self) -> None:
-        """The delegate has nothing of what is not done: that waits again, before the rest."""
+    def restart(self) -> int:
+        """The delegate has nothing of what is not done: that waits again, before the rest, but for what goes once
+        alone, which is lost; how much."""
         self.cutter, self.is_stalled = None, False
-        self.parcels.extendleft(reversed(self.unfinished))
-        self.size += sum(parcel.size for parcel in self.unfinished)
+        again = [parcel for parcel in self.unfinished if self.reliable and parcel.head.is_reliable]
+        lost = len(self.unfinished) - len(again)
+        self.parcels.extendleft(reversed(again))
+        self.size += sum(parcel.size for parcel in again)
+        self.finished += lost
         self.unfinished.clear()
         self.unfinished_size = 0
+        return lost
 
 
 class LaneTurns(PriorityRing[PublisherLane]):
@@ -416,10 +412,9 @@ class Lanes:
         with self._lock:
             lane = self._lane(number)
             lane.reliable, lane.expiration = reliable, expiration
-            self._grant(number, granted)
+            self._grant(lane, granted)
 
-    def _grant(self, number: int, granted: Registered) -> None:
-        lane = self._lane(number)
+    def _grant(self, lane: PublisherLane, granted: Registered) -> None:
         lane.is_registered = True
         if not granted.credit:
             self._forget_credit(lane)
@@ -491,11 +486,10 @@ class Lanes:
             self._taken.clear()
             self._cutters = 0
             for lane in self._lanes.values():
-                self.given_up += lane.give_up()
-                lane.restart()
+                self.given_up += lane.restart()
                 lane.is_held_back = lane.number in held_back
             for number, answer in granted.items():
-                self._grant(number, answer)
+                self._grant(self._lane(number), answer)
             self._count_again()
             self._tell()
 
