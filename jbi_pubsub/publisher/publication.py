@@ -163,6 +163,8 @@ class LocalPublication:
     ):
         self._secret = token_hex(16)
         self._signer = signer
+        self.signs = signer is not None
+        """Whether its objects are signed."""
         self._signing: SigningKey | None = None
         uid = owned_uid("registration", self._secret)
         if signer is not None:
@@ -200,11 +202,6 @@ class LocalPublication:
     def renew_again(self) -> None:
         """The last `request` has not come."""
         self._bound_at = -1
-
-    @property
-    def signs(self) -> bool:
-        """Whether its objects are signed."""
-        return self._signer is not None
 
     def check(self, metadata: bytes) -> None:
         """Raises MetadataError, InvariantError or OversizeError, each naming the element's path."""

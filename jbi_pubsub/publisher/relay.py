@@ -49,6 +49,8 @@ class RelayedPublication(LocalPublication):
         self.terms = PublisherTerms(request.validate, request.well_formed, owner=request.owner)
         self._request = request
         self._origin = origin
+        self._signer = None  # the key is the publisher's: who relays it has none
+        self.signs = request.signing is not None
 
     def request(self) -> PublisherRequest:
         """Request to the delegate: of one that we come back to, which object comes next."""
@@ -58,15 +60,6 @@ class RelayedPublication(LocalPublication):
             return replace(self._request, origin=replace(self._origin, first=self._origin.first or 1))
         first = self._unfinished(self.number) or self.sequence + 1
         return replace(self._request, origin=replace(self._origin, first=first))
-
-    def is_renewed(self) -> bool:
-        """The key is the publisher's: who relays it has none."""
-        return False
-
-    @property
-    def signs(self) -> bool:
-        """Whether its objects are signed."""
-        return self._request.signing is not None
 
 
 class RelayPublisher(PublisherAdapterLight):
