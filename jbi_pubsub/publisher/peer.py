@@ -10,7 +10,7 @@ import itertools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -242,12 +242,9 @@ class PeerArchive:
         )  # fmt: skip
         self._server = DisseminationServer(own, TypeRepository(), characteristics=None, remote=archive)
         self._server.start()
-        self._birthplace = Birthplace()
-
-    @property
-    def server_id(self) -> str:
+        self.server_id: Final = self._server.server_id
         """The id of its items in the lookup services."""
-        return self._server.server_id
+        self._birthplace = Birthplace()
 
     def stop(self, timeout: float = 1.0) -> None:
         """Stop answering; answers under way have `timeout` seconds."""

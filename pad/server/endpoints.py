@@ -56,11 +56,8 @@ class DelegateEndpoints:
                     )
                 self._sockets = UnixListener(Path(pad.sockets), server_id, adopt=self.first.adopt)
             undo.pop_all()
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
+        self.addresses: Final = tuple(each.address for each in self.all)
         """host:port of all of them, the first one's first."""
-        return tuple(each.address for each in self.all)
 
     @property
     def connections(self) -> int:

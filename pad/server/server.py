@@ -155,6 +155,8 @@ class DisseminationServer:
         bridge's."""
         self.server_id: Final = uuid4().hex
         self.characteristics: Final = characteristics
+        self.name: Final = "-".join(("pad", *characteristics)) if characteristics else "peer"
+        """For the log, and names of threads."""
         self._host = host or ServerHost()
         self._config = config
         self._started = time.monotonic()
@@ -248,11 +250,6 @@ class DisseminationServer:
         if self._stages.archive is not None or self._stages.remote is not None:
             exports[HISTORY] = HistoryCalls(service)
         return exports
-
-    @property
-    def name(self) -> str:
-        """For the log, and names of threads."""
-        return "-".join(("pad", *self.characteristics)) if self.characteristics else "peer"
 
     @property
     def delegate(self) -> Delegate:
