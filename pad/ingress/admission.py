@@ -84,21 +84,13 @@ class Admission:
         self._news: dict[int, RegistrationLane] = {}
         """Lanes of which more is done than was told."""
         self._unsynced: dict[int, RegistrationLane] = {}
-        self._is_taking = False
+        self.is_taking = False
         """A batch is being admitted: its acknowledgement tells all."""
 
     def receive(self, take: Callable[[list[memoryview]], None]) -> Receiver:
         """The receiver of its connection, whose batches `take` is given."""
         self.receiver = Receiver(take, self.note, opened=self.tell_again)
         return self.receiver
-
-    def begin(self) -> None:
-        """A batch has come."""
-        self._is_taking = True
-
-    def end(self) -> None:
-        """Note that the batch is admitted, and is acknowledged now."""
-        self._is_taking = False
 
     def take(self, registrations: Mapping[int, Registration], number: int, run: Sequence[Parcel]) -> None:
         """Admit consecutive objects of a registration. Raises ProtocolError when they are more than its credit."""
@@ -196,7 +188,7 @@ class Admission:
         self._news[lane.number] = lane
 
     def _tell(self) -> None:
-        if not self._is_taking:
+        if not self.is_taking:
             self._reports.wanted(self)
 
     # -- what the publisher is told ------------------------------------------------------------------------------

@@ -184,13 +184,13 @@ class DataConnections:
         """The same with quality of service: it is acknowledged when it is admitted, and judged by turns."""
         connection = self._delegate.tables.connection(connection_id)
         admission.tell(self._delegate.publishers.refusals(connection))
-        admission.begin()
+        admission.is_taking = True
         try:
             for number, run in _runs(items, coming, self._delegate.tables.clock()):
                 self._presence.refuse_when_stopping()
                 admission.take(connection.registrations, number, run)
         finally:
-            admission.end()
+            admission.is_taking = False
 
     def granted(self, registration: Registration) -> Registered:
         """The terms that the publisher of a registration is told."""
