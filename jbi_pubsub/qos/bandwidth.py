@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Final
 
 from jbi_pubsub.core.quality import Resources, Space
+from jbi_pubsub.core.wire.hub import HubSender, PacedAllowance
 from jbi_pubsub.core.wire.stream import CHUNK_BYTES, MAX_BATCH_ITEMS
-from jbi_pubsub.core.wire.turns import HubStream, PacedAllowance
 from jbi_pubsub.protocol.status.quality import LinkStatus
 
 from .link import Destination, SharedLink, update_links
@@ -33,12 +33,12 @@ class BandwidthManager:
         self._chunk = chunk
         self._clock = clock
         self._lock = threading.Lock()  # covers what follows, but _coming
-        self._links: dict[str, SharedLink[HubStream]] = {}
-        self._round: deque[SharedLink[HubStream]] = deque()
-        self._wanted: dict[HubStream, str] = {}
+        self._links: dict[str, SharedLink[HubSender]] = {}
+        self._round: deque[SharedLink[HubSender]] = deque()
+        self._wanted: dict[HubSender, str] = {}
         """Which link they are to be on, whether there is such a one or not."""
-        self._destinations: dict[HubStream, tuple[Destination[HubStream], SharedLink[HubStream]]] = {}
-        self._coming: deque[HubStream] = deque()
+        self._destinations: dict[HubSender, tuple[Destination[HubSender], SharedLink[HubSender]]] = {}
+        self._coming: deque[HubSender] = deque()
         self.space = Space()
         self.use(space or Space())
 
@@ -57,7 +57,7 @@ class BandwidthManager:
         for sender in senders:  # they have their turns by the new terms, or as they come
             sender.ready()
 
-    def assign(self, sender: HubStream, link: str) -> None:
+    def assign(self, sender: HubSender, link: str) -> None:
         """Put a sender behind that link; "": behind none."""
         with self._lock:
             if self._wanted.get(sender) == link:
@@ -66,13 +66,13 @@ class BandwidthManager:
             self._settle(sender, self._clock())
         sender.ready()
 
-    def leave(self, sender: HubStream) -> None:
+    def leave(self, sender: HubSender) -> None:
         """Note that a sender is over."""
         with self._lock:
             self._wanted.pop(sender, None)
             self._settle(sender, self._clock())
 
-    def _settle(self, sender: HubStream, now: float) -> None:
+    def _settle(self, sender: HubSender, now: float) -> None:
         link = self._links.get(self._wanted.get(sender, ""))
         destination, before = self._destinations.get(sender, (None, None))
         if link is before:
@@ -88,11 +88,11 @@ class BandwidthManager:
 
     # -- turns --------------------------------------------------------------------------------------------------
 
-    def put(self, sender: HubStream) -> None:
+    def put(self, sender: HubSender) -> None:
         """Note that a sender has something to send."""
         self._coming.append(sender)
 
-    def next(self, now: float) -> tuple[HubStream, PacedAllowance] | None:
+    def next(self, now: float) -> tuple[HubSender, PacedAllowance] | None:
         """Links that are ready take turns; each says who is next on it."""
         if not self._round and not self._coming:  # there is no link
             return None
@@ -117,7 +117,7 @@ class BandwidthManager:
             waits = [wait for link in self._round if (wait := link.wait(now)) is not None]
         return min(waits) if waits else None
 
-    def sent(self, sender: HubStream, level: int, size: int, now: float) -> None:
+    def sent(self, sender: HubSender, level: int, size: int, now: float) -> None:
         """A batch went, or could not."""
         with self._lock:
             destination, link = self._destinations.get(sender, (None, None))
@@ -128,14 +128,14 @@ class BandwidthManager:
             else:
                 link.forget(destination)
 
-    def acked(self, sender: HubStream, size: int, now: float) -> None:
+    def acked(self, sender: HubSender, size: int, now: float) -> None:
         """So many bytes of it have arrived."""
         with self._lock:
             destination, link = self._destinations.get(sender, (None, None))
             if destination is not None and link is not None:
                 link.arrived(destination, size, now)
 
-    def gone(self, sender: HubStream) -> None:
+    def gone(self, sender: HubSender) -> None:
         """Its connection is over."""
         with self._lock:
             destination, link = self._destinations.get(sender, (None, None))

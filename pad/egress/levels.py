@@ -19,7 +19,7 @@ from typing import Any, Final
 from jbi_pubsub.core.info_object import Cause, Parcel
 from jbi_pubsub.core.quality import LEVELS, Contract
 from jbi_pubsub.core.scheduling import ALL_LEVELS, PriorityRing
-from jbi_pubsub.core.wire.hub_sender import HubSender
+from jbi_pubsub.core.wire.hub import HubSender
 from jbi_pubsub.pad.egress.batches import Batches, Parts, item_head, placed_head
 from jbi_pubsub.pad.egress.budget import Budget
 from jbi_pubsub.pad.egress.catch_up import HELD

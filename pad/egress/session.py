@@ -22,8 +22,7 @@ from jbi_pubsub.core.quality import GrantedQos
 from jbi_pubsub.core.values import decoder_of
 from jbi_pubsub.core.wire.deflate import Compression, described
 from jbi_pubsub.core.wire.endpoint import Caller
-from jbi_pubsub.core.wire.hub import SenderHub
-from jbi_pubsub.core.wire.hub_sender import HubSender
+from jbi_pubsub.core.wire.hub import HubSender, SenderHub
 from jbi_pubsub.core.wire.stream import CHUNK_BYTES
 from jbi_pubsub.pad.egress.batches import Batches, Parts, SessionNotices
 from jbi_pubsub.pad.egress.budget import Budget

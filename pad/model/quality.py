@@ -14,8 +14,8 @@ from jbi_pubsub.core.access import Impossible
 from jbi_pubsub.core.info_object import Cause, Head, Parcel, Part, SchemaBundle
 from jbi_pubsub.core.quality import Contract, GrantedQos, PayloadShape, PolicyChanged, Settings, Strategy, Wish
 from jbi_pubsub.core.scheduling import QueuedObject, Work
-from jbi_pubsub.core.wire import turns
 from jbi_pubsub.core.wire.endpoint import Caller
+from jbi_pubsub.core.wire.hub import HubSender, Turns
 from jbi_pubsub.core.xpath import PayloadFilter
 from jbi_pubsub.protocol.status.quality import QualityStatus, SeriesStatus
 
@@ -99,14 +99,14 @@ class PriorityQueue(Protocol[Q]):
     def refresh(self, now: float) -> bool: ...
 
 
-class Links(turns.Turns, Protocol):
+class Links(Turns, Protocol):
     """Which sessions are behind which links, and when they send: see qos/bandwidth.py."""
 
-    def assign(self, sender: turns.HubStream, link: str) -> None:
+    def assign(self, sender: HubSender, link: str) -> None:
         """Put a session behind that link; "": behind none."""
         ...
 
-    def leave(self, sender: turns.HubStream) -> None:
+    def leave(self, sender: HubSender) -> None:
         """Forget a session that is over."""
         ...
 

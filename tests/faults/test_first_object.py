@@ -12,7 +12,7 @@ import pytest
 
 from jbi_pubsub import PublisherAdapter
 from jbi_pubsub.core.info_object import Cause
-from jbi_pubsub.core.wire.hub_sender import HubSender
+from jbi_pubsub.core.wire.hub import HubSender
 from jbi_pubsub.pad.egress.session import SubscriberSession
 from jbi_pubsub.protocol.requests import NOT_BEFORE
 

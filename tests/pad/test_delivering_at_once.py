@@ -14,7 +14,7 @@ import pytest
 
 from jbi_pubsub.core.errors import WireError
 from jbi_pubsub.core.info_object import Head, Parcel, pack
-from jbi_pubsub.core.wire import hub_sender
+from jbi_pubsub.core.wire import hub as hub_module
 from jbi_pubsub.core.wire.hub import SenderHub
 from jbi_pubsub.core.wire.receiver import Receiver
 from jbi_pubsub.core.wire.stream_socket import StreamSocket
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.processes
 @pytest.fixture(autouse=True)
 def _any_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests run in the main thread, for which the hub's sends."""
-    monkeypatch.setattr(hub_sender, "in_main_thread", lambda: False)
+    monkeypatch.setattr(hub_module, "in_main_thread", lambda: False)
 
 
 def _parcel(registration: int, sequence: int, size: int = 10) -> Parcel:

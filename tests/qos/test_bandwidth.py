@@ -24,9 +24,8 @@ from jbi_pubsub.core.errors import WireError
 from jbi_pubsub.core.info_object import Cause, Head, LossNotice, Parcel, pack
 from jbi_pubsub.core.quality import Contract, LinkTerms, QueuePolicy, Settings, Space, Strategy
 from jbi_pubsub.core.scheduling import ALL_LEVELS
-from jbi_pubsub.core.wire.hub import SenderHub
+from jbi_pubsub.core.wire.hub import HubSender, SenderHub
 from jbi_pubsub.core.wire.hub_connection import Transport
-from jbi_pubsub.core.wire.hub_sender import HubSender
 from jbi_pubsub.core.wire.receiver import Receiver
 from jbi_pubsub.core.wire.stream import CHUNK_BYTES
 from jbi_pubsub.core.wire.stream_socket import StreamSocket

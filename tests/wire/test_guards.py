@@ -19,8 +19,7 @@ from jbi_pubsub.core.info_object import Part
 from jbi_pubsub.core.wire import sender as sender_module
 from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.core.wire.endpoint import Endpoint, Security
-from jbi_pubsub.core.wire.hub import SenderHub
-from jbi_pubsub.core.wire.hub_sender import HubSender
+from jbi_pubsub.core.wire.hub import HubSender, SenderHub
 from jbi_pubsub.core.wire.receiver import Receiver
 from jbi_pubsub.core.wire.sender import Sender
 from jbi_pubsub.core.wire.stream import ACK, BATCH, FRAME

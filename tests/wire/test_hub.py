@@ -17,11 +17,10 @@ import trustme
 
 from jbi_pubsub.core.errors import WireError
 from jbi_pubsub.core.info_object import Part
-from jbi_pubsub.core.wire import hub_sender
-from jbi_pubsub.core.wire.hub import SenderHub
-from jbi_pubsub.core.wire.hub_sender import HubSender
+from jbi_pubsub.core.wire import hub as hub_module
+from jbi_pubsub.core.wire.hub import HubSender, SenderHub
+from jbi_pubsub.core.wire.poll import LOOK_SECONDS
 from jbi_pubsub.core.wire.receiver import Receiver
-from jbi_pubsub.core.wire.stalls import LOOK_SECONDS
 from jbi_pubsub.core.wire.stream import ACK, ACK_BYTES, BATCH, FRAME, LENGTH, MAX_BATCH_BYTES, MAX_BATCH_ITEMS
 from jbi_pubsub.core.wire.stream_socket import StreamSocket
 from jbi_pubsub.core.wire.window import WINDOW_BATCHES
@@ -32,7 +31,7 @@ pytestmark = pytest.mark.processes
 @pytest.fixture(autouse=True)
 def _any_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests run in the main thread, for which the hub's sends."""
-    monkeypatch.setattr(hub_sender, "in_main_thread", lambda: False)
+    monkeypatch.setattr(hub_module, "in_main_thread", lambda: False)
 
 
 MEGABYTE = 1 << 20

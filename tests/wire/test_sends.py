@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from jbi_pubsub.core.errors import WireError
-from jbi_pubsub.core.wire.hub import SenderHub
-from jbi_pubsub.core.wire.hub_sender import HubSender
+from jbi_pubsub.core.wire.hub import HubSender, SenderHub
 from jbi_pubsub.core.wire.sender import Sender
 from jbi_pubsub.core.wire.stream import FRAME, ITEMS, MAX_BATCH_BYTES, MAX_BATCH_ITEMS
 from jbi_pubsub.core.wire.stream_socket import StreamSocket

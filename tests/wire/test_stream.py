@@ -13,8 +13,7 @@ import pytest
 from jbi_pubsub.core.errors import ProtocolError, WireError, WireTimeoutError
 from jbi_pubsub.core.info_object import Part
 from jbi_pubsub.core.wire.deflate import Compression
-from jbi_pubsub.core.wire.hub import SenderHub
-from jbi_pubsub.core.wire.hub_sender import HubSender
+from jbi_pubsub.core.wire.hub import HubSender, SenderHub
 from jbi_pubsub.core.wire.receiver import Receiver
 from jbi_pubsub.core.wire.sender import Sender
 from jbi_pubsub.core.wire.stream import ACK, BATCH, ITEMS, LENGTH, MAX_BATCH_ITEMS

@@ -1,7 +1,7 @@
 """The connection of a hub's stream: a socket that never waits, and the state that the system tells of its way.
 
 What the socket does not take waits here, and goes in turns of TURN_BYTES at most. The hub's thread uses it, or one that
-sends in its place: whoever holds the stream's `_turning` (see `hub_sender`).
+sends in its place: whoever holds the stream's `_turning` (see `hub`).
 """
 
 from __future__ import annotations

@@ -1,18 +1,25 @@
-"""Sockets that one thread waits for, and by which others wake it: the poll of a hub."""
+"""What a hub waits for: sockets, others that wake it, and peers that take nothing of what waits for them.
+
+A peer that takes nothing for so many seconds is disconnected, and may come back and resume. The time in which the hub's
+thread was kept from its work counts for nobody.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import selectors
 import socket
-from typing import Final
+from collections.abc import Hashable
+from typing import Final, Generic, TypeVar
 
-from .turns import HubStream
-
+LOOK_SECONDS: Final = 1.0
+"""Time between two looks for stalled peers, while something is unsent."""
 _DRAINED_BYTES: Final = 64 << 10
 
+S = TypeVar("S", bound=Hashable)  # a stream
 
-class SocketPoll:
+
+class SocketPoll(Generic[S]):
     """The sockets of streams, and a pair of sockets to wake who waits. One thread waits; any may wake it."""
 
     def __init__(self) -> None:
@@ -48,7 +55,7 @@ class SocketPoll:
         with contextlib.suppress(OSError):  # full: it will wake; closed: it has ended
             self._wake_write.send(b"\0")
 
-    def wait(self, seconds: float | None) -> list[tuple[HubStream, int]]:
+    def wait(self, seconds: float | None) -> list[tuple[S, int]]:
         """Streams whose sockets can be read, written (or both), at the latest after so many seconds."""
         happened = self.selector.select(seconds)
         self.is_asleep = False
@@ -60,6 +67,39 @@ class SocketPoll:
                 served.append((key.data, mask))
         return served
 
-    def streams(self) -> list[HubStream]:
+    def streams(self) -> list[S]:
         """Streams whose sockets are watched."""
         return [key.data for key in list(self.selector.get_map().values()) if key.data is not None]
+
+
+class StallWatch(Generic[S]):
+    """Streams with something unsent, and the clock by which their peers are measured. For the hub's thread."""
+
+    def __init__(self, seconds: float, now: float) -> None:
+        """`seconds`: how long a peer may take nothing."""
+        self.unsent: set[S] = set()
+        self._seconds = seconds
+        self._listened = 0.0
+        """Seconds in which the thread looked at its sockets: what peers are measured by."""
+        self._looked = now
+        self._look_at = 0.0
+
+    def listened(self, now: float) -> None:
+        """Note that the thread has looked at its sockets."""
+        self._listened += min(now - self._looked, LOOK_SECONDS)
+        self._looked = now
+
+    def deadline(self) -> float:
+        """Until when a peer has to take something that has just taken some."""
+        return self._listened + self._seconds
+
+    def is_past(self, deadline: float) -> bool:
+        """Whether a peer has taken nothing for too long."""
+        return self._listened >= deadline
+
+    def due(self, now: float) -> list[S]:
+        """Streams to be looked at, once in LOOK_SECONDS."""
+        if now < self._look_at:
+            return []
+        self._look_at = now + LOOK_SECONDS
+        return list(self.unsent)
