@@ -13,77 +13,8 @@ Range = tuple[int, int]
 """The first number and the last one."""
 
 
-class Intervals:
-    """A set of numbers from 1 that grows. Adding the next number, or a later one, is the usual case and costs least.
-
-    Bounded: beyond `most` intervals the smaller half of the gaps between them is closed. Those are what a predicate
-    left out between two objects of one delegate; what another delegate holds is a part of some length, so its gap
-    stays.
-    """
-
-    __slots__ = ("_first", "_last", "guessed")
-
-    def __init__(self) -> None:
-        self._first: list[int] = []
-        self._last: list[int] = []
-        self.guessed = 0
-        """Numbers up to this one may be held although they never came: they stood in a gap that was closed."""
-
-    def add(self, number: int, most: int) -> bool:
-        """Add a number; whether it is new."""
-        last = self._last
-        if not last or number > last[-1] + 1:
-            self._first.append(number)
-            last.append(number)
-        elif number == last[-1] + 1:
-            last[-1] = number
-            return True
-        elif not self._fill(number):
-            return False
-        if len(last) > most:
-            self._close_small_gaps()
-        return True
-
-    def __len__(self) -> int:
-        """Intervals."""
-        return len(self._first)
-
-    def __contains__(self, number: int) -> bool:
-        at = bisect_right(self._first, number) - 1
-        return at >= 0 and number <= self._last[at]
-
-    def _fill(self, number: int) -> bool:
-        """A number that lies before the last one."""
-        first, last = self._first, self._last
-        at = bisect_right(first, number)  # the interval behind it, if any
-        if at and number <= last[at - 1]:
-            return False
-        joins_before = at > 0 and last[at - 1] == number - 1
-        joins_behind = at < len(first) and first[at] == number + 1
-        if joins_before and joins_behind:
-            last[at - 1] = last[at]
-            del first[at], last[at]
-        elif joins_before:
-            last[at - 1] = number
-        elif joins_behind:
-            first[at] = number
-        else:
-            first.insert(at, number)
-            last.insert(at, number)
-        return True
-
-    def _close_small_gaps(self) -> None:
-        first, last = self._first, self._last
-        gaps = [begin - end for begin, end in zip(first[1:], last, strict=False)]
-        largest = sorted(gaps)[(len(gaps) - 1) // 2]
-        closed = [at for at, gap in enumerate(gaps, 1) if gap <= largest]
-        self.guessed = max(self.guessed, first[closed[-1]] - 1)
-        for at in reversed(closed):
-            del first[at], last[at - 1]
-
-
 class RangeSet:
-    """A set of numbers as ranges, exact: no gap is ever closed. Whoever fills it bounds how many ranges it has."""
+    """A set of numbers as ranges, exact. Whoever fills it bounds how many ranges it has."""
 
     __slots__ = ("_first", "_last")
 
@@ -171,3 +102,36 @@ class RangeSet:
             if self._first[place] > last:
                 return
             yield max(first, self._first[place]), min(last, self._last[place])
+
+
+class Intervals(RangeSet):
+    """A set of numbers from 1 that grows, in bounded memory: beyond so many intervals the smaller half of the gaps
+    between them is closed. Those are what a predicate left out between two objects of one delegate; what another
+    delegate holds is a part of some length, so its gap stays."""
+
+    __slots__ = ("guessed",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.guessed = 0
+        """Numbers up to this one may be held although they never came: they stood in a gap that was closed."""
+
+    def add_within(self, number: int, most: int) -> bool:
+        """Add a number, with `most` intervals then; whether it is new."""
+        last = self._last
+        if last and number == last[-1] + 1:  # as nearly always
+            last[-1] = number
+            return True
+        is_new = self.add(number)
+        if is_new and len(last) > most:
+            self._close_small_gaps()
+        return is_new
+
+    def _close_small_gaps(self) -> None:
+        first, last = self._first, self._last
+        gaps = [begin - end for begin, end in zip(first[1:], last, strict=False)]
+        largest = sorted(gaps)[(len(gaps) - 1) // 2]
+        closed = [at for at, gap in enumerate(gaps, 1) if gap <= largest]
+        self.guessed = max(self.guessed, first[closed[-1]] - 1)
+        for at in reversed(closed):
+            del first[at], last[at - 1]

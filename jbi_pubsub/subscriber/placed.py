@@ -191,7 +191,7 @@ class PlacedSubscription(LocalSubscription):
             number, position = platform.sequence, platform.position
             archive = self._lineages.get(platform.archive, "") if position else ""
             is_known = archive != "" and held.has_passed(archive, number, position)
-            is_new = held.add(number, most) and not is_known
+            is_new = held.add_within(number, most) and not is_known
             is_guessed = not (is_new or is_known) and number <= held.guessed
             late += is_guessed and obj.object_id not in self._unacknowledged
             fresh.append(is_new)
