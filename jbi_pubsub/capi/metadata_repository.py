@@ -7,7 +7,7 @@ are filled by their setters, and given to `add`, `get`, `update` and `remove`, w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import msgspec
 
@@ -289,13 +289,8 @@ class MetadataRepository:
                 return [_property(key[1], each.name, b"") for each in types.show(key)[1]]
             return [_described(each) for kind in ("type", "attribute") for each in types.all(kind)]
 
-    @contextmanager
-    def _proxy(self) -> Iterator[TypesProxy]:
-        proxy = TypesProxy(self._where(), self._config.security(), timeout=self._config.lookup.timeout)
-        try:
-            yield proxy
-        finally:
-            proxy.close()
+    def _proxy(self) -> closing[TypesProxy]:
+        return closing(TypesProxy(self._where(), self._config.security(), timeout=self._config.lookup.timeout))
 
 
 def _bundle(key: Key, schema: str) -> SchemaBundle:

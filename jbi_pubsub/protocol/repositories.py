@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import closing
 from typing import Final
 
 from jbi_pubsub.core.descriptors import Key, StoredType, conflict
@@ -33,14 +34,12 @@ def held_elsewhere(community: JoinManager, security: Security, key: Key, *, but:
         return None
     found: StoredType | None = None
     for item in [item for item in items if item.service_id != but][:ASKED]:
-        proxy = TypesProxy(item.proxy, security, timeout=ASK_SECONDS)
         try:
-            held = proxy.held(key)
+            with closing(TypesProxy(item.proxy, security, timeout=ASK_SECONDS)) as proxy:
+                held = proxy.held(key)
         except JbiError as exc:
             log.warning("%s gave no answer about type %s: %s", ", ".join(item.proxy.endpoints), key[1], exc)
             continue
-        finally:
-            proxy.close()
         if held is None or held.descriptor.key != key:
             continue
         if found is not None and found.descriptor.digest != held.descriptor.digest:

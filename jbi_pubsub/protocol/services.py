@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -93,6 +94,14 @@ class Claims(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 NO_CLAIMS: Final = Claims()
+
+
+def _client(
+    ref: ServiceRef, exported: str, security: Security, timeout: float, methods: tuple[str, ...] = ()
+) -> ControlClient:
+    """A client of what the server that has `ref` exports under a name; `methods` () for any."""
+    own = msgspec.structs.replace(ref, exported=exported, methods=methods)
+    return ControlClient(own, security, timeout=timeout)
 
 
 class _LeasedProxy:
@@ -219,15 +228,28 @@ class SubscriptionsProxy(_LeasedProxy):
         return self._client.call("renew_mail", Lease, uid, duration)
 
 
-class HistoryProxy:
-    """Calls of a subscribing application to an archive. Each raises the delegate's errors, WireError or
-    WireTimeoutError."""
+class _ServerProxy:
+    """Base of the proxies that go by any reference of a server: what they call has a name of its own there."""
+
+    _exported: str
+    _methods: tuple[str, ...] = ()
 
     def __init__(self, ref: ServiceRef, security: Security, *, timeout: float) -> None:
         """`ref` may be any of the server's."""
-        own = msgspec.structs.replace(ref, exported=HISTORY, methods=HISTORY_METHODS)
-        self._client = ControlClient(own, security, timeout=timeout)
+        self._client = _client(ref, self._exported, security, timeout, self._methods)
         self._timeout = timeout
+
+    def close(self) -> None:
+        """Close the connection; a call under way ends."""
+        self._client.close()
+
+
+class HistoryProxy(_ServerProxy):
+    """Calls of a subscribing application to an archive. Each raises the delegate's errors, WireError or
+    WireTimeoutError."""
+
+    _exported = HISTORY
+    _methods = HISTORY_METHODS
 
     def open_query(self, session_id: str, request: QueryRequest, claims: Claims = NO_CLAIMS) -> QueryOpened:
         """Ask; it ends with the session, at last. Everything is seen that was acknowledged to its publisher before.
@@ -294,28 +316,18 @@ class HistoryProxy:
         platform answers, StorageError."""
         return self._client.call("types_called", tuple[str, ...], name, claims)
 
-    def close(self) -> None:
-        """Close the connection."""
-        self._client.close()
-
 
 def follow_link(ref: ServiceRef, security: Security, action: LinkAction, token: str, *, timeout: float) -> None:
     """Do what a link of a mail says, at the delegate or peer publisher that `ref` is of. Raises UnknownUidError when
     its subscription is not there, StorageError, WireError."""
-    client = ControlClient(msgspec.structs.replace(ref, exported=MAIL_LINKS, methods=()), security, timeout=timeout)
-    try:
+    with closing(_client(ref, MAIL_LINKS, security, timeout)) as client:
         client.call("follow", None, action, token)
-    finally:
-        client.close()
 
 
 def fetch_status(ref: ServiceRef, security: Security, *, timeout: float) -> dict[str, Any]:
     """The status of any server of ours, as plain data. Raises WireError."""
-    client = ControlClient(msgspec.structs.replace(ref, exported=STATUS, methods=()), security, timeout=timeout)
-    try:
+    with closing(_client(ref, STATUS, security, timeout)) as client:
         return client.call("status", dict[str, Any])
-    finally:
-        client.close()
 
 
 def fetch_page(
@@ -323,36 +335,27 @@ def fetch_page(
 ) -> dict[str, Any]:
     """Some of a delegate's or peer publisher's subscriptions (see overview.page_of_subscriptions). Raises WireError,
     OversizeError, ConfigurationError."""
-    client = ControlClient(msgspec.structs.replace(ref, exported=STATUS, methods=()), security, timeout=timeout)
-    try:
+    with closing(_client(ref, STATUS, security, timeout)) as client:
         return client.call("subscriptions", dict[str, Any], search, order, start, count)
-    finally:
-        client.close()
 
 
 def fetch_terms(ref: ServiceRef, security: Security, *, timeout: float) -> Iterator[Terms]:
     """Terms of the subscriptions at a delegate or peer publisher, as they came: page by page, so that one that comes
     meanwhile is told, too. Raises AccessDeniedError, WireError."""
-    client = ControlClient(msgspec.structs.replace(ref, exported=STATUS, methods=()), security, timeout=timeout)
     after = -1
     page: tuple[Terms, ...]
-    try:
+    with closing(_client(ref, STATUS, security, timeout)) as client:
         while page := client.call("terms", tuple[Terms, ...], after, TERMS_MOST):
             if page[-1].number <= after:
                 raise ProtocolError(f"{', '.join(ref.endpoints)} tells the same subscriptions again")
             after = page[-1].number
             yield from page
-    finally:
-        client.close()
 
 
-class AdminProxy:
+class AdminProxy(_ServerProxy):
     """Calls of an administrator. Each raises AccessDeniedError, WireError or WireTimeoutError."""
 
-    def __init__(self, ref: ServiceRef, security: Security, *, timeout: float) -> None:
-        own = msgspec.structs.replace(ref, exported=ADMIN, methods=())
-        self._client = ControlClient(own, security, timeout=timeout)
-        self._timeout = timeout
+    _exported = ADMIN
 
     def cancel(self, uid: str) -> int:
         """Cancel a subscription, whosesoever it is: in how many sessions it stood. Raises UnknownUidError."""
@@ -376,19 +379,11 @@ class AdminProxy:
         """Take publishers again."""
         self._client.call("resume", None)
 
-    def close(self) -> None:
-        """Close the connection."""
-        self._client.close()
 
-
-class BridgingProxy:
+class BridgingProxy(_ServerProxy):
     """Calls of a bridge to a delegate that takes what it relays."""
 
-    def __init__(self, ref: ServiceRef, security: Security, *, timeout: float) -> None:
-        """`ref` may be any of the server's."""
-        own = msgspec.structs.replace(ref, exported=BRIDGING, methods=())
-        self._client = ControlClient(own, security, timeout=timeout)
-        self._timeout = timeout
+    _exported = BRIDGING
 
     def wanted(self, bridge: str, after: int, seconds: float, *, members: bool = False) -> Wanted:
         """Interest of the subscriptions there in what is relayed, but for those of that bridge, as soon as it is
@@ -397,19 +392,12 @@ class BridgingProxy:
         WireTimeoutError."""
         return self._client.call("wanted", Wanted, bridge, after, seconds, members, timeout=self._timeout + seconds)
 
-    def close(self) -> None:
-        """Close the connection; a call under way ends."""
-        self._client.close()
 
-
-class TypesProxy:
+class TypesProxy(_ServerProxy):
     """Calls about types, at a delegate or peer publisher. Each raises the errors of core.descriptors.TypeRegistry,
     AccessDeniedError, WireError or WireTimeoutError, and ConfigurationError where there is no type repository."""
 
-    def __init__(self, ref: ServiceRef, security: Security, *, timeout: float) -> None:
-        own = msgspec.structs.replace(ref, exported=TYPES, methods=())
-        self._client = ControlClient(own, security, timeout=timeout)
-        self._timeout = timeout
+    _exported = TYPES
 
     def get(self, type_: TypeName) -> SchemaBundle:
         """The schema of a type that is published there, or in a repository that it can ask."""
@@ -462,10 +450,6 @@ class TypesProxy:
         """Whether it is gone; False: by force, while something uses it."""
         return self._client.call("remove", bool, *_said(key), force, timeout=self._timeout + OPENING_SECONDS)
 
-    def close(self) -> None:
-        """Close the connection."""
-        self._client.close()
-
     @staticmethod
     def _pages(ask: Callable[[int], tuple[T, ...]]) -> Iterator[T]:
         after = 0
@@ -482,8 +466,5 @@ def _said(key: Key) -> tuple[str, str, str]:
 
 def fetch_schema(ref: ServiceRef, security: Security, name: str, version: str, *, timeout: float) -> SchemaBundle:
     """The schema of an information object type, from whoever publishes it. Raises UnknownUidError, WireError."""
-    client = ControlClient(msgspec.structs.replace(ref, exported=TYPES, methods=()), security, timeout=timeout)
-    try:
-        return client.call("get", SchemaBundle, name, version)
-    finally:
-        client.close()
+    with closing(TypesProxy(ref, security, timeout=timeout)) as types:
+        return types.get(TypeName(name, version))
