@@ -26,9 +26,8 @@ import msgspec
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.dial import dial
 from jbi_pubsub.core.wire.endpoint import DATA, Security
-from jbi_pubsub.core.wire.handshake import Hello, greet
 from jbi_pubsub.core.wire.stream import ACK, BATCH, FRAME
-from jbi_pubsub.core.wire.stream_socket import StreamSocket
+from jbi_pubsub.core.wire.stream_socket import Hello, StreamSocket, greet
 from jbi_pubsub.lookup.client.proxy import EXPORTED, RegistrarProxy
 from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.lookup.item import ALL_TRANSITIONS, ServiceItem, ServiceTemplate

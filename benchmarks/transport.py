@@ -18,8 +18,7 @@ from typing import Any
 
 from jbi_pubsub.core.info_object import Head, Parcel, pack
 from jbi_pubsub.core.wire.hub import SenderHub
-from jbi_pubsub.core.wire.stream import BATCH, FRAME, split
-from jbi_pubsub.core.wire.window import Window
+from jbi_pubsub.core.wire.stream import BATCH, FRAME, Window, split
 from jbi_pubsub.pad.egress.budget import Budget
 from jbi_pubsub.pad.egress.session import Deliveries, SubscriberSession
 from jbi_pubsub.pad.model.subscription import Subscription, compile_subscription

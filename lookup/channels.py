@@ -17,9 +17,8 @@ from jbi_pubsub.core.errors import OversizeError
 from jbi_pubsub.core.info_object import Part
 from jbi_pubsub.core.wire.deflate import Allowance, Compression
 from jbi_pubsub.core.wire.endpoint import Endpoint
-from jbi_pubsub.core.wire.handshake import Tokens, listen, refuse, welcome
 from jbi_pubsub.core.wire.hub import HubSender, SenderHub
-from jbi_pubsub.core.wire.stream_socket import StreamSocket
+from jbi_pubsub.core.wire.stream_socket import StreamSocket, Tokens, listen, refuse, welcome
 from jbi_pubsub.lookup.client.proxy import DIAGNOSTIC, EVENT, GAP
 from jbi_pubsub.lookup.registrar import Outcome
 

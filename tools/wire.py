@@ -22,8 +22,8 @@ import msgspec
 from jbi_pubsub.core.errors import ErrorReport
 from jbi_pubsub.core.info_object import Head, LossNotice
 from jbi_pubsub.core.quality import GrantedQos
-from jbi_pubsub.core.wire.handshake import Hello
 from jbi_pubsub.core.wire.ref import PROTOCOL
+from jbi_pubsub.core.wire.stream_socket import Hello
 from jbi_pubsub.hla.rti import SERVICES
 from jbi_pubsub.lookup.item import EventDiagnostic, ServiceEvent
 from jbi_pubsub.network.bodies import NodeAnnouncement, RequestBody

@@ -33,8 +33,7 @@ from jbi_pubsub.core.process import Birthplace
 from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.core.wire.dial import dial
 from jbi_pubsub.core.wire.endpoint import DATA
-from jbi_pubsub.core.wire.handshake import Hello, greet
-from jbi_pubsub.core.wire.stream_socket import StreamSocket
+from jbi_pubsub.core.wire.stream_socket import Hello, StreamSocket, greet
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.protocol.entries import RTI_TYPE

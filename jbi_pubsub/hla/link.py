@@ -28,8 +28,7 @@ from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.core.wire.dial import dial
 from jbi_pubsub.core.wire.endpoint import DATA, Caller
-from jbi_pubsub.core.wire.handshake import Hello, Tokens, greet, listen, refuse, welcome
-from jbi_pubsub.core.wire.stream_socket import StreamSocket
+from jbi_pubsub.core.wire.stream_socket import Hello, StreamSocket, Tokens, greet, listen, refuse, welcome
 from jbi_pubsub.lookup.client.finder import LookupCache
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate

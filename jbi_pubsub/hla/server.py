@@ -25,8 +25,7 @@ from jbi_pubsub.core.errors import LookupNotFoundError, StorageError, report
 from jbi_pubsub.core.guard import note
 from jbi_pubsub.core.metrics import MetricsServer, Sample, expiries
 from jbi_pubsub.core.wire.endpoint import Caller
-from jbi_pubsub.core.wire.handshake import Tokens, listen, refuse, welcome
-from jbi_pubsub.core.wire.stream_socket import StreamSocket
+from jbi_pubsub.core.wire.stream_socket import StreamSocket, Tokens, listen, refuse, welcome
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.protocol.entries import RTI_TYPE

@@ -18,10 +18,9 @@ from jbi_pubsub.core.info_object import Part
 from jbi_pubsub.core.values import decoded, decoder_of
 from jbi_pubsub.core.wire.deflate import Allowance
 from jbi_pubsub.core.wire.endpoint import Caller
-from jbi_pubsub.core.wire.handshake import Tokens, listen, refuse, welcome
 from jbi_pubsub.core.wire.hub import HubSender, SenderHub
 from jbi_pubsub.core.wire.places import share_of
-from jbi_pubsub.core.wire.stream_socket import StreamSocket
+from jbi_pubsub.core.wire.stream_socket import StreamSocket, Tokens, listen, refuse, welcome
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceTemplate
 

@@ -37,9 +37,8 @@ from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.deflate import described
 from jbi_pubsub.core.wire.dial import dial
 from jbi_pubsub.core.wire.endpoint import DATA
-from jbi_pubsub.core.wire.handshake import Hello, greet
 from jbi_pubsub.core.wire.sender import Sender
-from jbi_pubsub.core.wire.stream_socket import StreamSocket
+from jbi_pubsub.core.wire.stream_socket import Hello, StreamSocket, greet
 from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.protocol.replies import Refusals, Taken
 from jbi_pubsub.protocol.services import fetch_schema

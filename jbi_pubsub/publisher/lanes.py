@@ -24,8 +24,7 @@ from jbi_pubsub.core.info_object import Parcel, Part, left_out
 from jbi_pubsub.core.quality import WEIGHTS, Strategy
 from jbi_pubsub.core.scheduling import PriorityRing
 from jbi_pubsub.core.spool import COST_LEAST, MEMORY_BYTES
-from jbi_pubsub.core.wire.cut import ParcelCut
-from jbi_pubsub.core.wire.stream import CHUNK_BYTES, ITEMS_AT, LENGTH, MAX_BATCH_ITEMS
+from jbi_pubsub.core.wire.stream import CHUNK_BYTES, ITEMS_AT, LENGTH, MAX_BATCH_ITEMS, ParcelCut
 from jbi_pubsub.protocol.publications import ABANDONED, AGE_MOST, CHUNK, LAST_CHUNK, MAX_COMING, PUBLICATION, WHOLE
 from jbi_pubsub.protocol.replies import Registered
 

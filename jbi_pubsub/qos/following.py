@@ -28,9 +28,8 @@ from jbi_pubsub.core.values import converted, decoded, decoder_of
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.dial import dial
 from jbi_pubsub.core.wire.endpoint import DATA
-from jbi_pubsub.core.wire.handshake import Hello, greet
 from jbi_pubsub.core.wire.receiver import Receiver
-from jbi_pubsub.core.wire.stream_socket import StreamSocket
+from jbi_pubsub.core.wire.stream_socket import Hello, StreamSocket, greet
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.policy.file import parse

@@ -13,10 +13,9 @@ from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.wire.deflate import described
 from jbi_pubsub.core.wire.dial import dial
 from jbi_pubsub.core.wire.endpoint import DATA
-from jbi_pubsub.core.wire.handshake import Hello, greet
 from jbi_pubsub.core.wire.receiver import Receiver
-from jbi_pubsub.core.wire.stream_socket import StreamSocket
-from jbi_pubsub.core.wire.window import WINDOW_BATCHES
+from jbi_pubsub.core.wire.stream import WINDOW_BATCHES
+from jbi_pubsub.core.wire.stream_socket import Hello, StreamSocket, greet
 from jbi_pubsub.protocol.replies import OpenReply
 
 from .deliveries import DeliveryReader

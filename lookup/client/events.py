@@ -12,9 +12,8 @@ from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.dial import dial
 from jbi_pubsub.core.wire.endpoint import DATA, Security
-from jbi_pubsub.core.wire.handshake import Hello, greet
 from jbi_pubsub.core.wire.receiver import Receiver
-from jbi_pubsub.core.wire.stream_socket import StreamSocket
+from jbi_pubsub.core.wire.stream_socket import Hello, StreamSocket, greet
 
 log = logging.getLogger("jbi_pubsub.lookup")
 

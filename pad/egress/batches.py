@@ -15,7 +15,7 @@ import msgspec
 from jbi_pubsub.core.errors import StorageError
 from jbi_pubsub.core.info_object import Cause, LossNotice, Parcel, Part
 from jbi_pubsub.core.quality import GrantedQos
-from jbi_pubsub.core.wire.cut import ParcelCut
+from jbi_pubsub.core.wire.stream import ParcelCut
 from jbi_pubsub.pad.egress.catch_up import HELD
 from jbi_pubsub.pad.egress.flights import Flights
 from jbi_pubsub.pad.egress.queue import SubscriptionQueue, Waiting

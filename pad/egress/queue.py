@@ -19,7 +19,7 @@ import msgspec
 
 from jbi_pubsub.core.info_object import Parcel
 from jbi_pubsub.core.quality import Metering
-from jbi_pubsub.core.wire.cut import ParcelCut
+from jbi_pubsub.core.wire.stream import ParcelCut
 from jbi_pubsub.pad.egress.catch_up import CATCH_UP, HELD, CatchUpEvent, CatchUpState, Feed, Replay
 from jbi_pubsub.pad.model.subscription import Subscription
 from jbi_pubsub.protocol.requests import SubscriptionRequest

@@ -18,10 +18,8 @@ from jbi_pubsub.core.info_object import Parcel, Part
 from jbi_pubsub.core.quality import Contract
 from jbi_pubsub.core.wire.deflate import Allowance
 from jbi_pubsub.core.wire.endpoint import Caller, Endpoint
-from jbi_pubsub.core.wire.handshake import Hello, Tokens, listen, refuse, welcome
-from jbi_pubsub.core.wire.receiver import Receiver
-from jbi_pubsub.core.wire.settlement import Settle
-from jbi_pubsub.core.wire.stream_socket import StreamSocket
+from jbi_pubsub.core.wire.receiver import Receiver, Settle
+from jbi_pubsub.core.wire.stream_socket import Hello, StreamSocket, Tokens, listen, refuse, welcome
 from jbi_pubsub.pad.delegate.delegate import Delegate
 from jbi_pubsub.pad.delegate.sessions import PART_SECONDS
 from jbi_pubsub.pad.egress.session import Deliveries

@@ -16,9 +16,8 @@ from jbi_pubsub.core.errors import WireError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.dial import dial
 from jbi_pubsub.core.wire.endpoint import DATA, Security
-from jbi_pubsub.core.wire.handshake import Hello, greet
 from jbi_pubsub.core.wire.receiver import Receiver
-from jbi_pubsub.core.wire.stream_socket import StreamSocket
+from jbi_pubsub.core.wire.stream_socket import Hello, StreamSocket, greet
 from jbi_pubsub.lookup import channels
 from jbi_pubsub.lookup.client.proxy import EVENT, EXPORTED, RegistrarProxy
 from jbi_pubsub.lookup.entry import EntryRep, define

@@ -11,8 +11,7 @@ import pytest
 from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.core.wire.dial import dial
 from jbi_pubsub.core.wire.endpoint import DATA, Security
-from jbi_pubsub.core.wire.handshake import Hello, greet
-from jbi_pubsub.core.wire.stream_socket import StreamSocket
+from jbi_pubsub.core.wire.stream_socket import Hello, StreamSocket, greet
 from jbi_pubsub.hla.ambassador import RTIAmbassador
 from jbi_pubsub.hla.federate import FederateAmbassador
 from jbi_pubsub.hla.sessions import LENGTH

@@ -19,8 +19,7 @@ from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.core.wire.dial import dial
 from jbi_pubsub.core.wire.endpoint import CONTROL, DATA, Endpoint, Security
-from jbi_pubsub.core.wire.handshake import Hello, greet
-from jbi_pubsub.core.wire.stream_socket import StreamSocket
+from jbi_pubsub.core.wire.stream_socket import Hello, StreamSocket, greet
 from jbi_pubsub.hla.exceptions import FederationExecutionDoesNotExist, NotConnected
 from jbi_pubsub.hla.link import RtiLink
 from jbi_pubsub.hla.proxy import Module

@@ -20,8 +20,7 @@ from jbi_pubsub.core.config import MetricsSection, PadSection
 from jbi_pubsub.core.errors import ProtocolError
 from jbi_pubsub.core.wire.dial import dial
 from jbi_pubsub.core.wire.endpoint import DATA, Caller, Security
-from jbi_pubsub.core.wire.handshake import Hello, greet
-from jbi_pubsub.core.wire.stream_socket import StreamSocket
+from jbi_pubsub.core.wire.stream_socket import Hello, StreamSocket, greet
 from jbi_pubsub.hla import exceptions as exc
 from jbi_pubsub.hla.ambassador import RTIAmbassador
 from jbi_pubsub.hla.calls import FederateRights

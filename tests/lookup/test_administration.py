@@ -32,8 +32,7 @@ from jbi_pubsub.core.guard import faults
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.dial import dial
 from jbi_pubsub.core.wire.endpoint import DATA, Security
-from jbi_pubsub.core.wire.handshake import Hello, greet
-from jbi_pubsub.core.wire.stream_socket import StreamSocket
+from jbi_pubsub.core.wire.stream_socket import Hello, StreamSocket, greet
 from jbi_pubsub.lookup.client import multicast
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.client.proxy import EXPORTED, LOOKUP_TYPE, LookupService, RegistrarProxy

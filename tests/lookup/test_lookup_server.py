@@ -28,10 +28,9 @@ from jbi_pubsub.core.errors import (
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.dial import dial
 from jbi_pubsub.core.wire.endpoint import DATA, Security
-from jbi_pubsub.core.wire.handshake import Hello, greet
 from jbi_pubsub.core.wire.receiver import Receiver
 from jbi_pubsub.core.wire.stream import ITEMS
-from jbi_pubsub.core.wire.stream_socket import StreamSocket
+from jbi_pubsub.core.wire.stream_socket import Hello, StreamSocket, greet
 from jbi_pubsub.lookup import channels
 from jbi_pubsub.lookup import server as server_module
 from jbi_pubsub.lookup.client import join as join_module

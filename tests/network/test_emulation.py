@@ -18,7 +18,7 @@ from jbi_pubsub import Config
 from jbi_pubsub.core import guard
 from jbi_pubsub.core.config import LookupSection
 from jbi_pubsub.core.errors import AdapterStateError, ArgumentError, ConfigurationError, PortInUseError
-from jbi_pubsub.core.wire.handshake import Hello
+from jbi_pubsub.core.wire.stream_socket import Hello
 from jbi_pubsub.network import emulation
 from jbi_pubsub.network.emulation import Link
 

@@ -22,9 +22,8 @@ from jbi_pubsub.core.lease import Lease
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlServer, exported, leasing
 from jbi_pubsub.core.wire.endpoint import Caller, Endpoint
-from jbi_pubsub.core.wire.handshake import listen, welcome
 from jbi_pubsub.core.wire.sender import Sender
-from jbi_pubsub.core.wire.stream_socket import StreamSocket
+from jbi_pubsub.core.wire.stream_socket import StreamSocket, listen, welcome
 from jbi_pubsub.core.xpath.predicate import compiled_xpath
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem

@@ -12,9 +12,8 @@ import pytest
 
 from jbi_pubsub.core.wire.dial import dial
 from jbi_pubsub.core.wire.endpoint import DATA, Security
-from jbi_pubsub.core.wire.handshake import Hello, greet
 from jbi_pubsub.core.wire.stream import ACK, BATCH, ITEMS
-from jbi_pubsub.core.wire.stream_socket import StreamSocket
+from jbi_pubsub.core.wire.stream_socket import Hello, StreamSocket, greet
 from jbi_pubsub.pad.server.server import DisseminationServer
 from jbi_pubsub.protocol.requests import SubscriptionRequest
 from jbi_pubsub.protocol.services import SUBSCRIPTIONS

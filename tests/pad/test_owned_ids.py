@@ -20,8 +20,7 @@ from jbi_pubsub.core.errors import AccessDeniedError, JbiError, MetadataError, P
 from jbi_pubsub.core.info_object import Head, SchemaBundle, object_id_of
 from jbi_pubsub.core.wire.dial import dial
 from jbi_pubsub.core.wire.endpoint import DATA, Security
-from jbi_pubsub.core.wire.handshake import Hello, greet
-from jbi_pubsub.core.wire.stream_socket import StreamSocket
+from jbi_pubsub.core.wire.stream_socket import Hello, StreamSocket, greet
 from jbi_pubsub.lookup.item import ServiceTemplate
 from jbi_pubsub.pad.server.server import DisseminationServer
 from jbi_pubsub.protocol.ownership import check_owner, owned_uid

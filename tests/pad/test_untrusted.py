@@ -48,11 +48,10 @@ from jbi_pubsub.core.lease import ANY, FOREVER, Lease
 from jbi_pubsub.core.wire.control import MAX_CONTROL_FRAME, ControlServer
 from jbi_pubsub.core.wire.dial import dial
 from jbi_pubsub.core.wire.endpoint import CONTROL, DATA, MAGIC, PREAMBLE, Caller, Endpoint, Security
-from jbi_pubsub.core.wire.handshake import Hello, greet
 from jbi_pubsub.core.wire.hub import SenderHub
 from jbi_pubsub.core.wire.ref import PROTOCOL, ServiceRef
 from jbi_pubsub.core.wire.stream import FRAME, HELLO, ITEMS, MAX_FRAME_BYTES
-from jbi_pubsub.core.wire.stream_socket import StreamSocket
+from jbi_pubsub.core.wire.stream_socket import Hello, StreamSocket, greet
 from jbi_pubsub.lookup.entry import EntryClass, EntryRep
 from jbi_pubsub.pad.delegate.tables import UNATTACHED_SECONDS
 from jbi_pubsub.pad.egress.budget import SHARE, Budget

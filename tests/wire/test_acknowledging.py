@@ -13,9 +13,8 @@ import pytest
 from jbi_pubsub.core.errors import WireError, WireTimeoutError
 from jbi_pubsub.core.wire import receiver as receiver_module
 from jbi_pubsub.core.wire.receiver import Receiver
-from jbi_pubsub.core.wire.stream import ACK, BATCH, ITEMS, LENGTH, MAX_BATCH_BYTES
+from jbi_pubsub.core.wire.stream import ACK, BATCH, ITEMS, LENGTH, MAX_BATCH_BYTES, WINDOW_BATCHES
 from jbi_pubsub.core.wire.stream_socket import StreamSocket
-from jbi_pubsub.core.wire.window import WINDOW_BATCHES
 
 pytestmark = pytest.mark.processes
 

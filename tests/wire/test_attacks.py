@@ -22,10 +22,9 @@ from jbi_pubsub.core.errors import ErrorReport, ProtocolError, WireError
 from jbi_pubsub.core.wire.control import MAX_CONTROL_FRAME, ControlClient, ControlServer
 from jbi_pubsub.core.wire.dial import dial
 from jbi_pubsub.core.wire.endpoint import ALERT, CONTROL, DATA, MAGIC, PREAMBLE, TLS_HELLO, Caller, Endpoint, Security
-from jbi_pubsub.core.wire.handshake import Hello, Tokens, greet
 from jbi_pubsub.core.wire.ref import PROTOCOL, ServiceRef
 from jbi_pubsub.core.wire.stream import FRAME, HELLO, MAX_FRAME_BYTES
-from jbi_pubsub.core.wire.stream_socket import StreamSocket
+from jbi_pubsub.core.wire.stream_socket import Hello, StreamSocket, Tokens, greet
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.pad.server.server import DisseminationServer

@@ -25,12 +25,10 @@ from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.core.wire.deflate import DEFLATE, INFLATED_MOST, Allowance, Compression, described
 from jbi_pubsub.core.wire.dial import dial
 from jbi_pubsub.core.wire.endpoint import DATA, Security
-from jbi_pubsub.core.wire.handshake import Hello, greet, listen, welcome
 from jbi_pubsub.core.wire.receiver import Receiver
 from jbi_pubsub.core.wire.ref import ServiceRef
-from jbi_pubsub.core.wire.stream import ACK, BATCH, DEFLATED, FRAME, ITEMS, LENGTH, WELCOME, deflated
-from jbi_pubsub.core.wire.stream_socket import StreamSocket
-from jbi_pubsub.core.wire.window import Window
+from jbi_pubsub.core.wire.stream import ACK, BATCH, DEFLATED, FRAME, ITEMS, LENGTH, WELCOME, Window, deflated
+from jbi_pubsub.core.wire.stream_socket import Hello, StreamSocket, greet, listen, welcome
 from jbi_pubsub.pad.server.server import DisseminationServer
 
 pytestmark = pytest.mark.processes

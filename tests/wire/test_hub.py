@@ -21,9 +21,17 @@ from jbi_pubsub.core.wire import hub as hub_module
 from jbi_pubsub.core.wire.hub import HubSender, SenderHub
 from jbi_pubsub.core.wire.poll import LOOK_SECONDS
 from jbi_pubsub.core.wire.receiver import Receiver
-from jbi_pubsub.core.wire.stream import ACK, ACK_BYTES, BATCH, FRAME, LENGTH, MAX_BATCH_BYTES, MAX_BATCH_ITEMS
+from jbi_pubsub.core.wire.stream import (
+    ACK,
+    ACK_BYTES,
+    BATCH,
+    FRAME,
+    LENGTH,
+    MAX_BATCH_BYTES,
+    MAX_BATCH_ITEMS,
+    WINDOW_BATCHES,
+)
 from jbi_pubsub.core.wire.stream_socket import StreamSocket
-from jbi_pubsub.core.wire.window import WINDOW_BATCHES
 
 pytestmark = pytest.mark.processes
 

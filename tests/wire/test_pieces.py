@@ -8,7 +8,7 @@ from jbi_pubsub.core.config import LinkSection
 from jbi_pubsub.core.errors import ProtocolError
 from jbi_pubsub.core.gathering import Gathering
 from jbi_pubsub.core.info_object import Head, Parcel, pack
-from jbi_pubsub.core.wire.cut import ParcelCut
+from jbi_pubsub.core.wire.stream import ParcelCut
 
 PAYLOAD = bytes(range(256)) * 500
 

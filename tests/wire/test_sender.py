@@ -14,9 +14,8 @@ from jbi_pubsub.core.errors import WireError
 from jbi_pubsub.core.info_object import Part
 from jbi_pubsub.core.wire.receiver import Receiver
 from jbi_pubsub.core.wire.sender import Sender
-from jbi_pubsub.core.wire.stream import ACK, MAX_BATCH_BYTES, MAX_BATCH_ITEMS
+from jbi_pubsub.core.wire.stream import ACK, MAX_BATCH_BYTES, MAX_BATCH_ITEMS, Window
 from jbi_pubsub.core.wire.stream_socket import StreamSocket
-from jbi_pubsub.core.wire.window import Window
 
 pytestmark = pytest.mark.processes
 

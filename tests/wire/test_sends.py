@@ -13,9 +13,8 @@ import pytest
 from jbi_pubsub.core.errors import WireError
 from jbi_pubsub.core.wire.hub import HubSender, SenderHub
 from jbi_pubsub.core.wire.sender import Sender
-from jbi_pubsub.core.wire.stream import FRAME, ITEMS, MAX_BATCH_BYTES, MAX_BATCH_ITEMS
+from jbi_pubsub.core.wire.stream import FRAME, ITEMS, MAX_BATCH_BYTES, MAX_BATCH_ITEMS, WINDOW_BATCHES
 from jbi_pubsub.core.wire.stream_socket import StreamSocket
-from jbi_pubsub.core.wire.window import WINDOW_BATCHES
 
 
 class Sent:

@@ -16,9 +16,8 @@ from jbi_pubsub.core.wire.deflate import Compression
 from jbi_pubsub.core.wire.hub import HubSender, SenderHub
 from jbi_pubsub.core.wire.receiver import Receiver
 from jbi_pubsub.core.wire.sender import Sender
-from jbi_pubsub.core.wire.stream import ACK, BATCH, ITEMS, LENGTH, MAX_BATCH_ITEMS
+from jbi_pubsub.core.wire.stream import ACK, BATCH, ITEMS, LENGTH, MAX_BATCH_ITEMS, WINDOW_BATCHES, WINDOW_BYTES
 from jbi_pubsub.core.wire.stream_socket import StreamSocket
-from jbi_pubsub.core.wire.window import WINDOW_BATCHES, WINDOW_BYTES
 from tests.conftest import eventually
 
 pytestmark = pytest.mark.processes

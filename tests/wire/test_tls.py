@@ -26,9 +26,8 @@ from jbi_pubsub.core.errors import ConfigurationError, ProtocolError, WireError
 from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.core.wire.dial import dial
 from jbi_pubsub.core.wire.endpoint import CONTROL, DATA, Endpoint, Security
-from jbi_pubsub.core.wire.handshake import Hello, greet
 from jbi_pubsub.core.wire.ref import ServiceRef
-from jbi_pubsub.core.wire.stream_socket import StreamSocket
+from jbi_pubsub.core.wire.stream_socket import Hello, StreamSocket, greet
 from jbi_pubsub.core.wire.tls import TlsIdentity, is_named
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.trust.signature import identity_of

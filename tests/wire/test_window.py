@@ -9,8 +9,17 @@ from hypothesis import strategies as st
 
 from jbi_pubsub.core.errors import OversizeError, ProtocolError
 from jbi_pubsub.core.wire.deflate import Compression
-from jbi_pubsub.core.wire.stream import BATCH, FRAME, ITEMS, LENGTH, MAX_FRAME_BYTES
-from jbi_pubsub.core.wire.window import WINDOW_BATCHES, WINDOW_BYTES, Batch, Window
+from jbi_pubsub.core.wire.stream import (
+    BATCH,
+    FRAME,
+    ITEMS,
+    LENGTH,
+    MAX_FRAME_BYTES,
+    WINDOW_BATCHES,
+    WINDOW_BYTES,
+    Batch,
+    Window,
+)
 
 
 def items_of(batch: Batch) -> dict[int, bytes]:

@@ -39,9 +39,8 @@ from jbi_pubsub.core.info_object import Part
 from .deflate import Compression
 from .hub_connection import HubConnection, Transport
 from .poll import LOOK_SECONDS, SocketPoll, StallWatch
-from .stream import MAX_BATCH_BYTES, MAX_BATCH_ITEMS, acknowledged
+from .stream import MAX_BATCH_BYTES, MAX_BATCH_ITEMS, PACED_BATCHES, Batch, Window, acknowledged
 from .stream_socket import SEND_SECONDS
-from .window import PACED_BATCHES, Batch, Window
 
 log = logging.getLogger("jbi_pubsub.wire")
 

@@ -16,9 +16,8 @@ from jbi_pubsub.core.guard import guarded, note
 from jbi_pubsub.core.info_object import Part
 
 from .deflate import Compression
-from .stream import ACK_BYTES, MAX_BATCH_BYTES, MAX_BATCH_ITEMS, acknowledged
+from .stream import ACK_BYTES, MAX_BATCH_BYTES, MAX_BATCH_ITEMS, Window, acknowledged
 from .stream_socket import StreamSocket
-from .window import Window
 
 TAKE_SECONDS: Final = 1.0
 """Time that a sender waits for items before it looks whether its connection still stands."""

@@ -2,6 +2,8 @@
 
 - A peer that takes nothing for SEND_SECONDS is disconnected; one that takes little has the time anew with each piece.
 - No memory is taken for what a frame announces before that has come, beyond STEP_BYTES.
+- It begins with a handshake: HELLO with a token, then WELCOME or REFUSED. A token comes from a control call, stands for
+  what that call was about, and is good for one connection.
 """
 
 from __future__ import annotations
@@ -13,18 +15,23 @@ import ssl
 import struct
 import threading
 import time
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
+import msgspec
+
+from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.errors import OversizeError, ProtocolError, WireError, WireTimeoutError
 from jbi_pubsub.core.info_object import Part
+from jbi_pubsub.core.values import decoded
 
-from .deflate import Compression
-from .stream import FRAME, MAX_FRAME_BYTES, deflated
+from .deflate import DEFLATE, Compression
+from .stream import FRAME, HELLO, MAX_FRAME_BYTES, REFUSED, WELCOME, deflated
 from .tls import alert_in, explained
 
 STEP_BYTES: Final = 3 << 19
 """Most memory taken for what a frame announces before that has come: room for the batches of a fast link in one."""
+HANDSHAKE_SECONDS: Final = 10.0
 SEND_SECONDS: Final = 30.0
 """A peer that takes nothing of a batch for so long is disconnected (it may come back and resume)."""
 IDLE_SECONDS: Final = 3600.0
@@ -235,3 +242,77 @@ def rest_of(parts: list[Part], sent: int) -> list[Part]:
             return [memoryview(part)[sent:], *parts[at + 1 :]] if sent else parts[at:]
         sent -= len(part)
     return []
+
+
+class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """First frame of a data socket: the token, the last sequence number the client has received, and the names of
+    compressions that it would take, one of which the server may agree to."""
+
+    token: str
+    position: int = 0
+    compression: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, token: str, position: int = 0, *, compression: str = "none") -> Hello:
+        """With the compression that the configuration names (`link.compression`)."""
+        return cls(token, position, () if compression == "none" else (compression,))
+
+
+_HELLOS: Final = msgspec.msgpack.Decoder(Hello)
+
+
+def greet(line: StreamSocket, hello: Hello) -> int:
+    """Client side of the handshake: the server's position. From here on the line is compressed, if the server has
+    agreed to that. Raises ProtocolError when refused."""
+    line.send(HELLO, [msgspec.msgpack.encode(hello)], HANDSHAKE_SECONDS)
+    kind, body = line.receive(HANDSHAKE_SECONDS, limit=1024)
+    if kind == REFUSED:
+        raise ProtocolError(f"data connection refused: {bytes(body[:200]).decode(errors='replace')}")
+    agreed = bytes(body[8:]).decode(errors="replace")
+    if kind != WELCOME or len(body) < 8 or agreed not in ("", *hello.compression):
+        raise ProtocolError(f"frame of kind {kind} where a welcome belongs")
+    if agreed:
+        line.compression = Compression()
+    return int.from_bytes(body[:8], "big")
+
+
+def listen(line: StreamSocket) -> Hello:
+    """Server side, first half: the client's HELLO."""
+    kind, body = line.receive(HANDSHAKE_SECONDS, limit=1024, ahead=0)
+    if kind != HELLO:
+        raise ProtocolError(f"frame of kind {kind} where a hello belongs")
+    return decoded(_HELLOS, body, "hello")
+
+
+def welcome(line: StreamSocket, position: int, compression: Compression | None = None) -> None:
+    """Server side, second half: accept, and say how far we have received. `compression`: what the line uses from here
+    on, if the client has asked for it."""
+    agreed = DEFLATE if compression is not None else ""
+    line.compression = compression
+    line.send(WELCOME, [position.to_bytes(8, "big"), agreed.encode()], HANDSHAKE_SECONDS)
+
+
+def refuse(line: StreamSocket, why: str) -> None:
+    """Server side, second half: say no."""
+    line.send(REFUSED, [why.encode()[:200]], HANDSHAKE_SECONDS)
+
+
+class Tokens:
+    """Single-use tokens for data connections, each standing for a value. Thread-safe; at most `limit` wait."""
+
+    def __init__(self, new_token: Callable[[], str], *, limit: int = 10_000) -> None:
+        self._new_token = new_token
+        self._waiting: Cache[str, Any] = Cache(limit)
+        self._lock = threading.Lock()
+
+    def issue(self, value: object) -> str:
+        """A token; when too many wait, the oldest is forgotten (its client asks again)."""
+        token = self._new_token()
+        with self._lock:
+            self._waiting[token] = value
+        return token
+
+    def redeem(self, token: str) -> Any:
+        """The value, or None: unknown or used before."""
+        with self._lock:
+            return self._waiting.pop(token, None)

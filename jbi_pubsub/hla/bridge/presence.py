@@ -14,8 +14,7 @@ from uuid import uuid4
 from jbi_pubsub.core.access import AllowAll
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.wire.endpoint import Caller
-from jbi_pubsub.core.wire.handshake import listen, refuse
-from jbi_pubsub.core.wire.stream_socket import StreamSocket
+from jbi_pubsub.core.wire.stream_socket import StreamSocket, listen, refuse
 from jbi_pubsub.hla.calls import Front
 from jbi_pubsub.hla.exceptions import RingOfBridges
 from jbi_pubsub.hla.proxy import HLA_BRIDGE_TYPE, living
