@@ -87,12 +87,7 @@ class SequenceAttributes:
 
     def publishing(self, owner: str) -> dict[str, Any]:
         """As arguments of `register_publisher`; `owner`: whose the connection's publications are."""
-        given: dict[str, Any] = {"owner": owner}
-        if (validation := self.get(bindings.ValidationAttribute)) is not None:
-            given |= {
-                "well_formed": validation.validate_xml_is_well_formed,
-                "validate": validation.validate_xml_against_schema,
-            }
+        given: dict[str, Any] = {"owner": owner, **self._validating()}
         if (reliable := self.get(bindings.ReliableDeliveryAttribute)) is not None:
             given |= {"reliable": reliable.reliable, "expiration": reliable.expiration / 1000}
         if (persistence := self.get(bindings.PersistenceAttribute)) is not None:
@@ -105,7 +100,7 @@ class SequenceAttributes:
 
     def subscribing(self, owner: str) -> dict[str, Any]:
         """As arguments of `register_subscriber`; `owner`: whose publications are the connection's own."""
-        given = self._asking()
+        given = self.querying()
         if (own := self.get(bindings.OwnPublicationsAttribute)) is not None and not own.receive_own:
             given["unlike"] = owner
         if (local := self.get(bindings.LocalAttribute)) is not None:
@@ -117,22 +112,21 @@ class SequenceAttributes:
         return given
 
     def querying(self) -> dict[str, Any]:
-        """As conditions of a query."""
-        return self._asking()
-
-    def _asking(self) -> dict[str, Any]:
-        """Arguments that subscriptions and queries have in common."""
-        given: dict[str, Any] = {}
-        if (validation := self.get(bindings.ValidationAttribute)) is not None:
-            given |= {
-                "well_formed": validation.validate_xml_is_well_formed,
-                "validate": validation.validate_xml_against_schema,
-            }
+        """As conditions of a query; a subscription has them, too."""
+        given = self._validating()
         if (prefixes := self.get(bindings.NamespacePrefixesAttribute)) is not None:
             given["namespaces"] = {each.prefix: each.uri for each in prefixes.mapping}
         if (latest := self.get(bindings.LatestAttribute)) is not None:
             given["latest_by"] = latest.key
         return given
+
+    def _validating(self) -> dict[str, Any]:
+        if (validation := self.get(bindings.ValidationAttribute)) is None:
+            return {}
+        return {
+            "well_formed": validation.validate_xml_is_well_formed,
+            "validate": validation.validate_xml_against_schema,
+        }
 
     def _kind(self, name: str, version: str) -> type[Document]:
         kind = KINDS.get(name)

@@ -23,8 +23,7 @@ an ArgumentError, as anywhere else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import wraps
 from typing import Final, ParamSpec, TypeVar
 
@@ -191,18 +190,6 @@ def exception_of(error: JbiError) -> JbiError:
     made = kind(error.message, hint=error.hint, **facts)
     made.__cause__ = error
     return made
-
-
-@contextmanager
-def translated() -> Iterator[None]:
-    """Turn what the adapters raise inside into exceptions of the API."""
-    try:
-        yield
-    except JbiError as error:
-        made = exception_of(error)
-        if made is error:
-            raise
-        raise made from error
 
 
 def part_of(spoken: str) -> Callable[[Callable[P, R]], Callable[P, R]]:

@@ -24,7 +24,7 @@ from .errors import (
     InvalidPayloadException,
     UnrecognizedObjectTypeException,
     VersionNumberException,
-    translated,
+    exception_of,
 )
 
 MAX_TYPE: Final = 1_000
@@ -77,8 +77,10 @@ class InfoObject:
         if isinstance(self._payload, bytes):
             return self._payload
         if isinstance(self._payload, SpooledPayload):
-            with translated():
+            try:
                 return bytes(self._payload)
+            except JbiError as exc:
+                raise exception_of(exc) from exc
         with self.getPayloadFile() as file, self._reading():
             return file.read()
 

@@ -11,10 +11,11 @@ The elements may be in any namespace or in none.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 from jbi_pubsub.core.errors import JbiError
 from jbi_pubsub.core.xml import Element, parse_metadata, to_bytes
+from jbi_pubsub.core.xpath import compile_predicate, narrowing
 
 from .bindings import own_text
 from .errors import InvalidPredicateException, PredicateLanguageException
@@ -29,16 +30,9 @@ _HINT: Final = (
 )
 
 
-class PredicateDocument(NamedTuple):
-    """Content of a predicate's document."""
-
-    name: str
-    expression: str
-
-
-def read_predicate(document: str) -> PredicateDocument:
-    """Read a predicate's document. Raises InvalidPredicateException (malformed, no predicate, several), and
-    PredicateLanguageException."""
+def read_predicate(document: str) -> str:
+    """The expression in a predicate's document; whatever its prefixes stand for, which is said when it is used. Raises
+    InvalidPredicateException (malformed, no predicate, several), PredicateLanguageException, PredicateError."""
     try:
         root = parse_metadata(to_bytes(document), what="predicate document", limit=MAX_BYTES)
     except JbiError as exc:
@@ -67,7 +61,8 @@ def read_predicate(document: str) -> PredicateDocument:
         raise PredicateLanguageException(
             f"predicate document: <predicateType> is {language[:60]!r}", hint="Predicates are XPath", language=language
         )
-    return PredicateDocument(texts.get("predicateName", ""), expression)
+    compile_predicate(expression, namespaces=dict.fromkeys(narrowing.prefixes_of(expression), "urn:any"))
+    return expression
 
 
 def _local(element: Element) -> str:

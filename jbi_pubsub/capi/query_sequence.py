@@ -35,7 +35,6 @@ from .sequences import (
     InfoObjectSequence,
     Owner,
     check_ms,
-    check_predicate,
     check_text,
     prefixes_of,
 )
@@ -82,8 +81,7 @@ class QuerySequence(InfoObjectSequence):
     def setSequencePredicate(self, document: str) -> None:
         """The predicate of the next query, over the metadata combined with what the platform says, as its document.
         Raises InvalidPredicateException, PredicateLanguageException, SequenceStateException for a destroyed one."""
-        expression = read_predicate(document).expression
-        check_predicate(expression)
+        expression = read_predicate(document)
         with self._lock:
             self._require(NEW, ACTIVE, PAUSED)
             self._predicate = expression

@@ -23,7 +23,6 @@ from jbi_pubsub.core.errors import (
     UnknownUidError,
 )
 from jbi_pubsub.core.info_object import LossNotice, TypeName
-from jbi_pubsub.core.xpath import compile_predicate, narrowing
 from jbi_pubsub.publisher import DelegateUid, PublisherAdapterLight
 from jbi_pubsub.subscriber import SubscriberAdapter, SubscriptionUid
 
@@ -301,8 +300,7 @@ class SubscriberSequence(InfoObjectSequence):
         """The predicate, over the metadata combined with what the platform says (docs/capi.md), as its document; not
         while the sequence is active. Of a paused one it counts from now on: what waits by the former one is given up.
         Raises InvalidPredicateException, PredicateLanguageException, SequenceStateException."""
-        expression = read_predicate(document).expression
-        check_predicate(expression)
+        expression = read_predicate(document)
         with self._lock:
             self._require(NEW, PAUSED)
             if self._state is NEW:
@@ -467,11 +465,6 @@ class SubscriberSequence(InfoObjectSequence):
     def _resume(self) -> None:
         if self._at is not None:
             self._at[0].resume(self._at[1])
-
-
-def check_predicate(expression: str) -> None:
-    """Whatever its prefixes stand for, which is said when it is used. Raises InvalidPredicateException."""
-    compile_predicate(expression, namespaces=dict.fromkeys(narrowing.prefixes_of(expression), "urn:any"))
 
 
 def prefixes_of(prefixes: Mapping[str, str]) -> bindings.NamespacePrefixesAttribute:
