@@ -51,28 +51,13 @@ class Closing:
                 raise
 
 
-class OpenAdapters:
+class OpenAdapters(set[Closable]):
     """Adapters of a kind in this process that are open."""
-
-    def __init__(self) -> None:
-        self._open: set[Closable] = set()
-
-    def add(self, adapter: Closable) -> None:
-        """Note that it is open from now on."""
-        self._open.add(adapter)
-
-    def discard(self, adapter: Closable) -> None:
-        """Note that it is closed."""
-        self._open.discard(adapter)
-
-    def forget(self) -> None:
-        """Forget all, in a forked child: they are its parent's."""
-        self._open.clear()
 
     def close(self, seconds: float) -> None:
         """Close all. What is not handed over is logged by each."""
         deadline = time.monotonic() + seconds
-        for adapter in list(self._open):
+        for adapter in list(self):
             with guarded("closing an adapter at the end of the process"):
                 adapter.close(max(0.0, deadline - time.monotonic()))
 
@@ -90,4 +75,4 @@ def _close_all() -> None:
 
 atexit.register(_close_all)
 for _each in (PUBLISHERS, SUBSCRIBERS):
-    os.register_at_fork(after_in_child=_each.forget)
+    os.register_at_fork(after_in_child=_each.clear)  # they are its parent's
