@@ -15,7 +15,6 @@ Rules, each from a failing run of stock rpyc with an untrusted peer:
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import inspect
 import logging
@@ -51,6 +50,7 @@ from jbi_pubsub.core.values import decoded, decoder_of
 from .dial import dial
 from .endpoint import CONTROL, Caller, Login, Security, protocol_in, readable, recv_exactly
 from .places import asked_by
+from .port_connections import shut
 from .ref import PROTOCOL, ServiceRef
 from .tls import alert_in, explained
 
@@ -443,9 +443,7 @@ class _ControlConnection(Connection):  # type: ignore[misc]  # rpyc is not annot
         """Wake and end whoever is in a call. Its state is its own: rpyc's takes apart what another thread uses."""
         sock = self._channel.stream.sock
         if isinstance(sock, socket.socket):  # else closed
-            with contextlib.suppress(OSError):  # already disconnected
-                # Not SSLSocket's own shutdown: that takes the TLS state away from under the thread that reads.
-                socket.socket.shutdown(sock, socket.SHUT_RDWR)
+            shut(sock)
 
     def is_stale(self) -> bool:
         """Whether the idle connection has something to read: the peer has closed it."""

@@ -11,10 +11,8 @@ may not.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import socket
 import ssl
 import stat
 import threading
@@ -29,6 +27,7 @@ from jbi_pubsub.core.errors import ConfigurationError, WireError
 from jbi_pubsub.core.files import Watched
 
 from . import x509
+from .port_connections import shut
 
 log = logging.getLogger("jbi_pubsub.wire")
 
@@ -65,7 +64,10 @@ class Facts(NamedTuple):
         return is_named or (bool(above) and all(self.is_revoked(each, below) for each in above))
 
 
-class _Loaded(NamedTuple):
+class TlsContexts(NamedTuple):
+    """The files as contexts: for listening, for connecting, and for listening to browsers, which are asked for no
+    certificate."""
+
     facts: Facts
     server: ssl.SSLContext
     client: ssl.SSLContext
@@ -101,20 +103,10 @@ class FileCredentials:
         self._files = Watched(self._paths(), self._load, every=LOOK_SECONDS)
         self._tell_end(time.time())
 
-    def server(self) -> ssl.SSLContext:
-        """For listening, as the files are now."""
+    def latest(self) -> TlsContexts:
+        """The contexts, as the files are now."""
         self.look()
-        return self._files.value.server
-
-    def client(self) -> ssl.SSLContext:
-        """For connecting, as the files are now."""
-        self.look()
-        return self._files.value.client
-
-    def site(self) -> ssl.SSLContext:
-        """For listening to browsers, which are asked for no certificate, as the files are now."""
-        self.look()
-        return self._files.value.site
+        return self._files.value
 
     @property
     def facts(self) -> Facts:
@@ -158,9 +150,7 @@ class FileCredentials:
         with self._watching:
             revoked = [(sock, peer) for sock, peer in self._watched.items() if self.facts.is_revoked(peer.holder)]
         for sock, _ in revoked:
-            with contextlib.suppress(OSError):  # already gone
-                # Not SSLSocket's own: that takes the TLS state away from under a thread that reads or writes.
-                socket.socket.shutdown(sock, socket.SHUT_RDWR)
+            shut(sock)
         for peer, count in Counter(peer for _, peer in revoked).items():
             log.warning("%d connections of %s ended: its certificate %x is revoked", count, peer.identity, peer.serial)
 
@@ -182,7 +172,7 @@ class FileCredentials:
     def _paths(self) -> tuple[Path, ...]:
         return (self._certificate, self._key, self._ca, *([self._revoked] if self._revoked else []))
 
-    def _load(self) -> _Loaded:
+    def _load(self) -> TlsContexts:
         facts = read_facts(self._certificate, self._ca, self._revoked)
         self._check_key()
         if self._revoked is not None:
@@ -202,7 +192,7 @@ class FileCredentials:
             self.fill(context)
             if {a.issuer_name for a in facts.authorities} <= {each.issuer_name for each in facts.revocations}:
                 context.verify_flags |= ssl.VERIFY_CRL_CHECK_CHAIN  # which takes nobody where a list is missing
-        return _Loaded(facts, server, client, site)
+        return TlsContexts(facts, server, client, site)
 
     def fill(self, context: ssl.SSLContext) -> None:
         """Our certificate and key, and whom we believe if it asks for certificates. Raises ConfigurationError."""

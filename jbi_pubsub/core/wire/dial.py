@@ -67,8 +67,8 @@ def _dial(
         tune(sock, WAITING_SECONDS if plane == DATA else IDLE_SECONDS)
         if security.tls and isinstance(sock, ssl.SSLSocket):
             sock.do_handshake()
-            security.tls.watch(sock)
-            check_server(sock, endpoint, host, certificate, security.tls.server_names)
+            peer = security.tls.watch(sock)
+            check_server(sock, peer.key, endpoint, host, certificate, security.tls.server_names)
         sock.sendall(PREAMBLE.pack(MAGIC, PROTOCOL, plane))
     except WireError:
         sock.close()

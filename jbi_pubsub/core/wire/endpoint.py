@@ -39,9 +39,8 @@ from . import detour, transport
 from .address import is_loopback, split_endpoint
 from .credentials import LOOK_SECONDS, Facts
 from .places import PortPlace, peer_of
-from .port_connections import PortConnections, shut
+from .port_connections import PortConnections, RefusalLog, shut
 from .ref import PROTOCOL
-from .refusals import RefusalLog
 from .tls import TlsIdentity, explained, is_no_tls
 
 log = logging.getLogger("jbi_pubsub.wire")

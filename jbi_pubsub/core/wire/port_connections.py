@@ -7,15 +7,20 @@ A connection is closed by its thread, or by whoever it was handed over to. Place
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import ssl
 import threading
 import weakref
 from collections.abc import Callable
+from typing import Final
 
 from jbi_pubsub.core.errors import WireError
 
 from .places import PortPlace, has_more, room, share_of
+
+TOLD_MOST: Final = 20
+"""Refusals that are logged in a minute, each peer and reason once."""
 
 
 class PortConnections:
@@ -113,6 +118,25 @@ class PortConnections:
                 self._open.pop(sock, None)
         if not handed_over:
             sock.close()
+
+
+class RefusalLog:
+    """Log of what a port refuses, which may happen often: each reason once a minute."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._since = -math.inf
+        self._known: set[tuple[str, str]] = set()
+
+    def is_new(self, peer: str, why: str, now: float) -> bool:
+        """Whether to log it: not yet in this minute, and not one of too many."""
+        with self._lock:
+            if now - self._since >= 60.0:
+                self._since, self._known = now, set()
+            if (peer, why) in self._known or len(self._known) >= TOLD_MOST:
+                return False
+            self._known.add((peer, why))
+            return True
 
 
 def shut(sock: socket.socket) -> None:

@@ -26,6 +26,7 @@ from jbi_pubsub.core.info_object import Part
 from jbi_pubsub.core.values import decoded
 
 from .deflate import DEFLATE, Compression
+from .port_connections import shut
 from .stream import FRAME, HELLO, MAX_FRAME_BYTES, REFUSED, WELCOME, deflated
 from .tls import alert_in, explained
 
@@ -136,9 +137,7 @@ class StreamSocket:
 
     def shut(self) -> None:
         """Wake and end whoever reads or writes; the owner of the socket closes it."""
-        with contextlib.suppress(OSError):  # already disconnected
-            # Not SSLSocket's own shutdown: that takes the TLS state away from under a thread that reads or writes.
-            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
+        shut(self._sock)
 
     def finish(self) -> None:
         """Nothing is written any more: the peer finds the end behind what was."""

@@ -65,23 +65,23 @@ class TlsIdentity:
 
     def server_context(self) -> ssl.SSLContext:
         """For listening, as the files are now: clients must show a certificate of the CA. Raises ConfigurationError."""
-        return self._credentials().server()
+        return self._credentials().latest().server
 
     def client_context(self) -> ssl.SSLContext:
         """For connecting, as the files are now: the server must show a certificate of the CA; whose it may be,
         `check_server` says. Raises ConfigurationError."""
-        return self._credentials().client()
+        return self._credentials().latest().client
 
     def site_context(self) -> ssl.SSLContext:
         """For a server of browsers, as the files are now: it shows our certificate and asks for none. New connections
         of it have the files as they are then. Raises ConfigurationError."""
-        context = self._credentials().site()
+        context = self._credentials().latest().site
         context.sni_callback = self._show_latest
         return context
 
     def _show_latest(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
         """Called for each connection that begins, also for one that names no server."""
-        connection.context = self._credentials().site()
+        connection.context = self._credentials().latest().site
 
     def fingerprint(self) -> str:
         """SHA-256 (hex) of the key of our certificate, as a ServiceRef carries it. From now on the key stays."""
@@ -142,11 +142,8 @@ class TlsIdentity:
 
 
 def _left(until: float, now: float) -> dict[str, Any]:
-    """None: it does not say."""
-    return {"until": until, "days": round((until - now) / 86_400.0, 1)} if until < math.inf else dict.fromkeys(_LEFT)
-
-
-_LEFT: Final = ("until", "days")
+    """Nothing of a list that does not say."""
+    return {"until": until, "days": round((until - now) / 86_400.0, 1)} if until < math.inf else {}
 
 
 MAX_KNOWN: Final = 64
@@ -177,11 +174,13 @@ def _present(identity: TlsIdentity) -> None:
             break
 
 
-def check_server(sock: ssl.SSLSocket, endpoint: str, host: str, pin: str, server_names: Sequence[str]) -> None:
-    """Raises ProtocolError unless the server at `endpoint` shows the certificate with the SHA-256 `pin`, or without one
-    a certificate for `host` or one of `server_names`."""
+def check_server(
+    sock: ssl.SSLSocket, key: str, endpoint: str, host: str, pin: str, server_names: Sequence[str]
+) -> None:
+    """Raises ProtocolError unless the server at `endpoint` shows the certificate of the key with the SHA-256 `pin`,
+    which is `key`, or without one a certificate for `host` or one of `server_names`."""
     if pin:
-        if peer_fingerprint(sock) != pin:
+        if key != pin:
             raise ProtocolError(
                 f"{endpoint} shows a certificate with another key than its service reference promises",
                 endpoint=endpoint,
@@ -257,11 +256,3 @@ def is_no_tls(failure: ssl.SSLError) -> bool:
 def alert_in(head: bytes | bytearray) -> str:
     """Meaning of the first bytes of an answer if they are a TLS alert (RFC 8446, section 5.1), else ""."""
     return "the other side speaks TLS, and we do not: set [tls]" if head[:2] == b"\x15\x03" else ""
-
-
-def peer_fingerprint(sock: ssl.SSLSocket) -> str:
-    """SHA-256 (hex) of the key of the certificate that the peer showed, "" without one."""
-    try:
-        return x509.certificate(sock.getpeercert(binary_form=True) or b"").key
-    except ValueError:
-        return ""

@@ -30,7 +30,7 @@ from jbi_pubsub.core import plugins
 from jbi_pubsub.core.errors import ConfigurationError, PortInUseError, WireError, WireTimeoutError
 from jbi_pubsub.core.guard import guarded
 
-from .refusals import RefusalLog
+from .port_connections import RefusalLog
 
 log = logging.getLogger("jbi_pubsub.wire")
 
