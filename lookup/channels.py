@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final
-from uuid import uuid4
 
 import msgspec
 
@@ -98,7 +97,7 @@ class EventChannels:
         self._channels: dict[str, EventChannel] = {}
         self._lost_before = 0  # by channels that are no more
         self._hub = SenderHub(name="lookup-events")
-        self._tokens = Tokens(lambda: uuid4().hex)
+        self._tokens = Tokens()
         self._compressed = Allowance(max_compressed)
 
     def start(self) -> None:

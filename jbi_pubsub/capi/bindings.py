@@ -158,13 +158,6 @@ class Credentials(Document, frozen=True, kw_only=True):
         return f"<Credentials of {self.user or self.certificate!r}>"
 
 
-ATTRIBUTES: Final[tuple[type[Document], ...]] = (
-    ValidationAttribute, ReliableDeliveryAttribute, PersistenceAttribute, CompressionAttribute,
-    NamespacePrefixesAttribute, LocalAttribute, OwnPublicationsAttribute, OrderAttribute, DurableAttribute,
-    LatestAttribute, InvariantsAttribute,
-)  # fmt: skip
-
-
 class InfoObjectType(Document, frozen=True, kw_only=True):
     """The type of an object."""
 

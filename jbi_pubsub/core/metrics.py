@@ -188,11 +188,11 @@ def samples_of(status: Status, prefix: str = "", labels: tuple[tuple[str, str], 
         yield Sample(f"{prefix}{metric.name or name}", metric.kind, metric.meaning, float(value or 0), labels)
 
 
-def refusals(refused: Mapping[str, int], prefix: str = "") -> Iterator[Sample]:
+def refusals(refused: Mapping[str, int]) -> Iterator[Sample]:
     """Samples of `AccessPolicy.refused`."""
     for action, count in refused.items():
         meaning = "Refused by the access policy, by action"
-        yield Sample(f"{prefix}access_refused", "counter", meaning, count, (("action", action),))
+        yield Sample("access_refused", "counter", meaning, count, (("action", action),))
 
 
 def expiries(tls: TlsStatus) -> Iterator[Sample]:

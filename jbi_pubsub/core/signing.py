@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Final, Protocol
 
 import msgspec
@@ -48,6 +48,10 @@ class SigningKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     consent: Annotated[bytes, msgspec.Meta(max_length=SIGNATURE_BYTES)]
 
 
+Keys = Callable[[str], Iterable[SigningKey]]
+"""Gives keys that are said to be that of a registration or delegate. What is said is checked, so it may be anybody."""
+
+
 class Signer(Protocol):
     """Signs with a key of this process."""
 
@@ -81,14 +85,6 @@ class Verifier(Protocol):
         """The name in the certificate of who signed `message`, with a key of `holder` among those that `keys` gives
         if it is asked. `holder` is a registration; or, with `pin`, a delegate, and the certificate, or its key, has to
         be the one with that SHA-256 (hex). Raises SignatureError."""
-        ...
-
-
-class Keys(Protocol):
-    """Where keys come from. What is said of them is checked, so it may be anybody."""
-
-    def __call__(self, holder: str) -> Iterable[SigningKey]:
-        """Keys that are said to be that of a registration or delegate."""
         ...
 
 

@@ -64,7 +64,7 @@ class RtiLink:
         self._far = far
         self._federation, self._name = federation, name or federation
         self._item = uuid4().hex
-        self._tokens = Tokens(lambda: uuid4().hex)
+        self._tokens = Tokens()
         self._tunnel = Tunnel()
         self._lock = threading.Condition()  # covers what follows
         self._behind: ServiceItem | None = None

@@ -128,7 +128,7 @@ class RtiServer:
         self._id = uuid4().hex
         self._federations: dict[str, ServedFederation] = {}
         self._of: dict[FederateSession, ServedFederation] = {}
-        self._tokens = Tokens(lambda: uuid4().hex)
+        self._tokens = Tokens()
         self._saves = Saves(saves, *KINDS)
         with ExitStack() as undo:
             self.front = Front(

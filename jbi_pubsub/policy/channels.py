@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Final
-from uuid import uuid4
 
 import msgspec
 
@@ -123,7 +122,7 @@ class LocalManagerChannels:
         self._compressed = compressed
         self._changed = changed
         self._channels: dict[str, LocalManagerChannel] = {}
-        self._tokens = Tokens(lambda: uuid4().hex)
+        self._tokens = Tokens()
         self.hub: Final = SenderHub(name="policy-hub")
 
     def wake(self, *, beat: bool) -> None:

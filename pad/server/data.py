@@ -7,7 +7,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
-from uuid import uuid4
 
 import msgspec
 
@@ -53,7 +52,7 @@ class DataConnections:
         self._tasks = stages.quality.tasks if stages.quality is not None else None
         self._reports = ReportThread(name)
         self._looks = stages.signatures is not None
-        self._tokens = Tokens(lambda: uuid4().hex)
+        self._tokens = Tokens()
         self.compressed: Final = Allowance(config.link.max_compressed)
         self.spool: Final = config.link.spooling()
         """Where large payloads are."""

@@ -563,7 +563,8 @@ class Stream:
         """Levels of the batches."""
         self._size = size
         self._lock = threading.Lock()
-        self.sender = HubSender(hub, take=self._take, acked=lambda _count, _note: None, levels=self._levels)
+        self.sender = HubSender(hub, take=self._take, acked=lambda _count, _note: None)
+        self.sender.levels = self._levels
         manager.assign(self.sender, link)
         self._receiver = Receiver(self._read, lambda: b"")
         self._threads: list[threading.Thread] = []

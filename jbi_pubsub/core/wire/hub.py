@@ -282,21 +282,20 @@ class HubSender:
         take: Callable[..., Sequence[Sequence[Part]]],
         acked: Callable[[int, bytes], None],
         batch_bytes: int = MAX_BATCH_BYTES,
-        levels: Callable[[], int] = lambda: 1,
-        backlog: Callable[[], int] = lambda: 0,
     ) -> None:
         """`take(max_items, max_bytes)`: what goes out next. Fewer items and fewer bytes than that (one item may exceed
         them) means that there is no more until `ready` says so; [] that there is nothing. Of a stream that is paced
         `take(max_items, max_bytes, levels)`, which says by `account.level` at which of them it was.
 
         `acked(count, note)`: so many items more were acknowledged, with the receiver's note. Neither may block.
-        `batch_bytes`: what a batch is filled up to. For Turns: `levels()`, a bit mask of what there is something for
-        now, and `backlog()`, its bytes.
+        `batch_bytes`: what a batch is filled up to.
         """
         self.paced = False
         """Its turns are given by the hub's Turns, who say so."""
-        self.levels = levels
-        self.backlog = backlog
+        self.levels: Callable[[], int] = lambda: 1
+        """For Turns: a bit mask of what there is something for now."""
+        self.backlog: Callable[[], int] = lambda: 0
+        """For Turns: its bytes."""
         self.account: Final = TurnsAccount(hub.turns)
         self._hub = hub
         self._batch_bytes = batch_bytes

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
+from uuid import uuid4
 
 import msgspec
 
@@ -299,7 +300,7 @@ def refuse(line: StreamSocket, why: str) -> None:
 class Tokens:
     """Single-use tokens for data connections, each standing for a value. Thread-safe; at most `limit` wait."""
 
-    def __init__(self, new_token: Callable[[], str], *, limit: int = 10_000) -> None:
+    def __init__(self, new_token: Callable[[], str] = lambda: uuid4().hex, *, limit: int = 10_000) -> None:
         self._new_token = new_token
         self._waiting: Cache[str, Any] = Cache(limit)
         self._lock = threading.Lock()

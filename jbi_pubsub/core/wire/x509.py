@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
-INTEGER, OCTETS, OID, SEQUENCE, SET = 0x02, 0x04, 0x06, 0x30, 0x31
+INTEGER, OCTETS, OID, SEQUENCE = 0x02, 0x04, 0x06, 0x30
 UTC_TIME, GENERALIZED_TIME = 0x17, 0x18
 VERSION, EXTENSIONS = 0xA0, 0xA3
 
@@ -97,7 +97,7 @@ def revocations(pem: str) -> list[RevocationList]:
 
 def certificate(der: bytes) -> Certificate:
     """Facts of a certificate. Raises ValueError."""
-    fields = _Fields(_only(_only(der, SEQUENCE), SEQUENCE, first=True))
+    fields = _Fields(_inside(_inside(der), first=True))
     fields.skip(VERSION)
     serial = int.from_bytes(fields.take(INTEGER).content, "big", signed=True)
     fields.take(SEQUENCE)  # the algorithm of the signature
@@ -121,7 +121,7 @@ def certificate(der: bytes) -> Certificate:
 
 
 def _revocation(der: bytes) -> RevocationList:
-    fields = _Fields(_only(_only(der, SEQUENCE), SEQUENCE, first=True))
+    fields = _Fields(_inside(_inside(der), first=True))
     fields.skip(INTEGER)  # the version
     fields.take(SEQUENCE)  # the algorithm of the signature
     issuer = fields.take(SEQUENCE)
@@ -202,10 +202,10 @@ class _Fields:
         return self._left[::-1]
 
 
-def _only(data: bytes, tag: int, *, first: bool = False) -> bytes:
-    """The content of the one element that is there, or of the first."""
+def _inside(data: bytes, *, first: bool = False) -> bytes:
+    """The content of the one sequence that is there, or of the first. Raises ValueError."""
     found = list(_elements(data))
-    if not found or found[0].tag != tag or (len(found) > 1 and not first):
+    if not found or found[0].tag != SEQUENCE or (len(found) > 1 and not first):
         raise ValueError("not what belongs there")
     return found[0].content
 
@@ -232,7 +232,7 @@ def _extensions(fields: list[_Element]) -> Iterator[tuple[bytes, bytes]]:
     """(object identifier, value) of each."""
     for field in fields:
         if field.tag == EXTENSIONS:
-            for extension in _elements(_only(field.content, SEQUENCE)):
+            for extension in _elements(_inside(field.content)):
                 parts = list(_elements(extension.content))
                 if len(parts) < 2 or parts[0].tag != OID or parts[-1].tag != OCTETS:
                     raise ValueError("not what belongs there")
@@ -240,7 +240,7 @@ def _extensions(fields: list[_Element]) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _names(value: bytes) -> Iterator[str]:
-    for name in _elements(_only(value, SEQUENCE)) if value else ():
+    for name in _elements(_inside(value)) if value else ():
         if name.tag in (EMAIL, DNS, URI) and name.content:
             yield name.content.decode("utf-8", errors="backslashreplace")  # ASCII, else two names stay two
         elif name.tag == ADDRESS and len(name.content) in (4, 16):
@@ -248,5 +248,5 @@ def _names(value: bytes) -> Iterator[str]:
 
 
 def _usages(value: bytes) -> Iterator[str]:
-    for usage in _elements(_only(value, SEQUENCE)) if value else ():
+    for usage in _elements(_inside(value)) if value else ():
         yield USAGES.get(usage.content, usage.content.hex())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated
 
 from msgspec import UNSET, Meta, UnsetType
 
@@ -266,9 +266,6 @@ class CountsStatus(Status, frozen=True):
     registrations: Count = 0
     sessions: Annotated[Count, gauge("Connected subscriber processes", "subscribers")] = 0
     subscriptions: Annotated[Count, gauge("Subscriptions")] = 0
-
-
-LISTS: Final = ("publishers", "registrations", "sessions", "subscriptions")
 
 
 class DelegateStatus(DelegateLoad, frozen=True):
