@@ -1,4 +1,4 @@
-"""What a hub waits for: sockets, others that wake it, and peers that take nothing of what waits for them.
+"""Sockets that a hub waits for, others that wake it, and peers that take nothing of what waits for them.
 
 A peer that takes nothing for so many seconds is disconnected, and may come back and resume. The time in which the hub's
 thread was kept from its work counts for nobody.
