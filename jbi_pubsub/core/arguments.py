@@ -25,7 +25,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iter
 from enum import Enum
 from pathlib import Path
 from types import FunctionType, MethodType
-from typing import TYPE_CHECKING, Any, Final, Literal, NewType, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NewType, ParamSpec, Protocol, TypeVar
 
 from .errors import ArgumentError, MetadataError
 from .xml import MAX_METADATA_BYTES, Element, to_bytes
@@ -173,25 +173,15 @@ def _does_nothing(function: object, *, answers: bool) -> bool:
 # -- the check ------------------------------------------------------------------------------------------------------
 
 
-class _Rule:
+class _Rule(NamedTuple):
     """Rule on what one annotation takes. `exact`: types of which every value fits, looked at first. `calls`: methods
     that are called of what is given, "__call__" for itself; `asks`: those whose answers are used."""
 
-    __slots__ = ("asks", "calls", "exact", "fits", "text")
-
-    def __init__(
-        self,
-        text: str,
-        fits: Callable[[Any], bool],
-        exact: frozenset[type] = frozenset(),
-        calls: tuple[str, ...] = (),
-        asks: tuple[str, ...] = (),
-    ) -> None:
-        self.text = text
-        self.fits = fits
-        self.exact = exact
-        self.calls = calls
-        self.asks = asks
+    text: str
+    fits: Callable[[Any], bool]
+    exact: frozenset[type] = frozenset()
+    calls: tuple[str, ...] = ()
+    asks: tuple[str, ...] = ()
 
 
 def checked(call: Callable[P, R]) -> Callable[P, R]:

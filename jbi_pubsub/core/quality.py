@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol
 
 import msgspec
@@ -346,22 +347,15 @@ def unmanaged(wish: Wish) -> GrantedQos:
     return demanded(wish, GrantedQos(DEFAULT, less))
 
 
+@dataclass(eq=False, slots=True)
 class Contract:
     """A registration, a subscription or a query, with what policies have decided for it: `settings` are replaced as a
     whole when anything changes, so readers take no lock. `by_object` decides where policies ask for an object's size or
     metadata; None for nearly all. `meter` is told what it gets."""
 
-    __slots__ = ("by_object", "meter", "settings")
-
-    def __init__(
-        self,
-        settings: Settings = DEFAULT,
-        by_object: Callable[[Parcel], Settings] | None = None,
-        meter: Metering | None = None,
-    ) -> None:
-        self.settings = settings
-        self.by_object = by_object
-        self.meter = meter
+    settings: Settings = DEFAULT
+    by_object: Callable[[Parcel], Settings] | None = None
+    meter: Metering | None = None
 
     def of(self, parcel: Parcel) -> Settings:
         """The settings for one object, no more important than its publisher says."""
