@@ -75,9 +75,16 @@ class Provenance(NamedTuple):
     """A bridge or network has brought them."""
 
 
+_FrameKey = tuple[str, str, tuple[str, ...], Provenance]
+"""Name and version of a type, platforms that were passed, and whose it is."""
+
+
 def combined(head: Head, origin: Provenance) -> Element:
     """The document, which is the caller's. Metadata that are absent, or no XML, are not in it."""
-    top = copy.deepcopy(_frame(head, origin))
+    frames: Cache[_FrameKey, Element] | None = getattr(_own, "frames", None)
+    if frames is None:
+        frames = _own.frames = Cache(FRAMES_MOST, _frame)
+    top = copy.deepcopy(frames[head.type_name, head.type_version, head.via, origin])
     _, published, object_id, _, metadata_length, payload_length, *_ = top[0]
     published.text = datetime.fromtimestamp(head.published, UTC).isoformat(timespec="milliseconds")
     object_id.text = head.object_id
@@ -88,31 +95,21 @@ def combined(head: Head, origin: Provenance) -> Element:
     return top
 
 
-def _frame(head: Head, origin: Provenance) -> Element:
+def _frame(key: _FrameKey) -> Element:
     """Part that is the same for all objects of a registration: a copy of it is half as dear as another one."""
-    key = head.type_name, head.type_version, origin, head.via
-    frames: Cache[object, Element] | None = getattr(_own, "frames", None)
-    if frames is None:
-        frames = _own.frames = Cache(FRAMES_MOST)
-    found = frames.get(key)
-    if found is None:
-        found = frames[key] = _made(head, origin)
-    return found
-
-
-def _made(head: Head, origin: Provenance) -> Element:
+    type_name, version, via, origin = key
     top = etree.Element(f"{{{NAMESPACE}}}metadata", nsmap=_NSMAP)
     base = _add(top, "baseObject")
-    major, _, minor = head.type_version.partition(".")
+    major, _, minor = version.partition(".")
     kind = _add(base, "InfoObjectType")
-    for name, text in (("Name", head.type_name), ("MajorVersion", major), ("MinorVersion", minor)):
+    for name, text in (("Name", type_name), ("MajorVersion", major), ("MinorVersion", minor)):
         _add(kind, name, text)
     for name in ("PublicationTime", "InfoObjectID", "PublisherID", "MetadataLength", "PayloadLength"):
         _add(base, name, origin.publisher if name == "PublisherID" else None)
-    if node := head.via[0] if head.via else origin.node:  # where it came by relays the first one has sent it
+    if node := via[0] if via else origin.node:  # where it came by relays the first one has sent it
         _add(base, "NodeID", node)
         addresses = _add(base, "NodeAddresses")
-        for address in () if head.via else origin.addresses:
+        for address in () if via else origin.addresses:
             _add(addresses, "NodeAddress", address)
     return top
 

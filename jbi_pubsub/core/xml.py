@@ -87,8 +87,17 @@ _UNREAD: Final = (
 """Fatal errors of the parser that do not say that a document is malformed."""
 _IDS: Final = (etree.ErrorTypes.DTD_ID_REDEFINED, etree.ErrorTypes.DTD_XMLID_VALUE)
 
-_own = threading.local()
-"""One parser a thread: making one costs as much as parsing figure 1."""
+
+class _OwnParsers(threading.local):
+    """Parsers of a thread: making one costs as much as parsing figure 1."""
+
+    def __init__(self) -> None:
+        self.by_kind: dict[tuple[bool, bool], etree.XMLParser] = {}
+        self.is_too_deep: Final = etree.XPath("boolean(" + "/*" * (MAX_DEPTH + 1) + ")")
+        """Whether there is an element below MAX_DEPTH others: a walk in Python costs more than parsing."""
+
+
+_own: Final = _OwnParsers()
 
 
 def parser(*, huge: bool = False, ids: bool = True) -> etree.XMLParser:
@@ -215,11 +224,9 @@ def _read(data: bytes, *, is_huge: bool, ids: bool = True) -> Element | None:
 
 
 def _parser(*, huge: bool = False, ids: bool = True) -> etree.XMLParser:
-    name = f"parser{huge}{ids}"
-    found: etree.XMLParser | None = getattr(_own, name, None)
+    found = _own.by_kind.get((huge, ids))
     if found is None:
-        found = parser(huge=huge, ids=ids)
-        setattr(_own, name, found)
+        found = _own.by_kind[huge, ids] = parser(huge=huge, ids=ids)
     return found
 
 
@@ -241,7 +248,7 @@ def _refused(root: Element, data: bytes) -> str:
         info = root.getroottree().docinfo
         if info.doctype or info.internalDTD is not None:
             return "has a DOCTYPE"
-    if len(data) > MAX_DEPTH * SHORTEST_LEVEL and _is_too_deep()(root):
+    if len(data) > MAX_DEPTH * SHORTEST_LEVEL and _own.is_too_deep(root):
         return f"is nested deeper than {MAX_DEPTH} elements"
     return ""
 
@@ -272,11 +279,3 @@ def is_utf8(declaration: bytes) -> bool:
 @functools.lru_cache(maxsize=8)  # all documents of a source have the same
 def _is_plain(declaration: bytes | None) -> bool:
     return declaration is None or b"encoding" not in declaration or _PLAIN.search(declaration) is not None
-
-
-def _is_too_deep() -> etree.XPath:
-    """Whether there is an element below MAX_DEPTH others, decided in C: a walk in Python costs more than parsing."""
-    found: etree.XPath | None = getattr(_own, "too_deep", None)
-    if found is None:
-        found = _own.too_deep = etree.XPath("boolean(" + "/*" * (MAX_DEPTH + 1) + ")")
-    return found
