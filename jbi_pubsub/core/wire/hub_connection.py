@@ -114,7 +114,7 @@ class HubConnection:
             out.extend(map(memoryview, frame))
         try:
             while out and took < TURN_BYTES:
-                took += self._write_tls() if self.tls else self._write_plain()
+                took += self._write_some()
         except (BlockingIOError, ssl.SSLWantWriteError):
             self.wants_room = True
         except ssl.SSLWantReadError:
@@ -123,24 +123,20 @@ class HubConnection:
             self.wants_room = bool(out or self._plain)
         return took
 
-    def _write_plain(self) -> int:
+    def _write_some(self) -> int:
         out = self._out
-        sent = self.sock.send(out[0]) if len(out) == 1 else self.sock.sendmsg(list(islice(out, PARTS_AT_ONCE)))
-        self._drop(sent)
+        if self.tls:  # the same bytes again until they are taken: OpenSSL has begun to encrypt them
+            sent = self.sock.send(out[0][:TLS_BYTES])
+        elif len(out) == 1:
+            sent = self.sock.send(out[0])
+        else:
+            sent = self.sock.sendmsg(list(islice(out, PARTS_AT_ONCE)))
+        left = sent
+        while out and left >= len(out[0]):
+            left -= len(out.popleft())
+        if left:
+            out[0] = out[0][left:]
         return sent
-
-    def _write_tls(self) -> int:
-        # The same bytes again until they are taken: OpenSSL has begun to encrypt them.
-        sent = self.sock.send(self._out[0][:TLS_BYTES])
-        self._drop(sent)
-        return sent
-
-    def _drop(self, count: int) -> None:
-        out = self._out
-        while out and count >= len(out[0]):
-            count -= len(out.popleft())
-        if count:
-            out[0] = out[0][count:]
 
     def read(self) -> list[tuple[int, bytes]]:
         """The frames that have come, of at most ACK_BYTES each. Raises WireError when the peer has closed, OSError,
