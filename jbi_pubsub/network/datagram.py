@@ -120,6 +120,10 @@ class Footer(NamedTuple):
     """Last durability update: the greater one replaces."""
 
 
+NO_FOOTER: Final = Footer(0, 0, 0, 0)
+"""That of an unreliable block, which has none on the wire."""
+
+
 class Extension(IntEnum):
     """Types of extensions; others are skipped."""
 
@@ -147,8 +151,7 @@ class Datagram(NamedTuple):
     data: bytes | memoryview
     block: int = 1
     total: int = 1
-    footer: Footer | None = None
-    """None of an unreliable one."""
+    footer: Footer = NO_FOOTER
     hops: int = 0
     max_hops: int = 20
     inactivity: int = 10
@@ -195,10 +198,10 @@ def packed(datagram: Datagram) -> bytes:
         datagram.total, datagram.origin, datagram.inactivity, len(datagram.data), datagram.sender, datagram.number,
     )  # fmt: skip
     parts: list[bytes | memoryview] = [head, datagram.message, datagram.data]
-    if (footer := datagram.footer) is not None:
-        parts.append(_RELIABLE.pack(*footer[:4]))
-        if datagram.mode == DatagramMode.DURABLE:
-            parts.append(_DURABLE.pack(footer.durability, footer.update))
+    if datagram.mode != DatagramMode.UNRELIABLE:
+        parts.append(_RELIABLE.pack(*datagram.footer[:4]))
+    if datagram.mode == DatagramMode.DURABLE:
+        parts.append(_DURABLE.pack(*datagram.footer[4:]))
     for type_, value in datagram.extensions:
         parts += (_EXTENSION.pack(type_, len(value)), value)
     return b"".join(parts)
@@ -271,14 +274,11 @@ def _fault(kind: int, flags: int, algorithm: int, hops: int, max_hops: int, bloc
     return ""
 
 
-def _footer(view: memoryview, at: int, mode: DatagramMode) -> Footer | None:
+def _footer(view: memoryview, at: int, mode: DatagramMode) -> Footer:
     if mode == DatagramMode.UNRELIABLE:
-        return None
-    epoch, stream, serial, expiration = _RELIABLE.unpack_from(view, at)
-    if mode == DatagramMode.RELIABLE:
-        return Footer(epoch, stream, serial, expiration)
-    durability, update = _DURABLE.unpack_from(view, at + _RELIABLE.size)
-    return Footer(epoch, stream, serial, expiration, durability, update)
+        return NO_FOOTER
+    durable = _DURABLE.unpack_from(view, at + _RELIABLE.size) if mode == DatagramMode.DURABLE else ()
+    return Footer(*_RELIABLE.unpack_from(view, at), *durable)
 
 
 def _extensions(view: memoryview) -> tuple[tuple[int, bytes], ...] | None:

@@ -24,6 +24,7 @@ from jbi_pubsub.network.datagram import (
     EXTENDED,
     HASHES,
     MAGIC,
+    NO_FOOTER,
     REPAIR,
     SEALED,
     VERSION,
@@ -242,7 +243,7 @@ def _fields(datagram: Datagram) -> Plain:
         "number": number,
         "hash": datagram.message.hex(), "data": len(datagram.data),
     }  # fmt: skip
-    if datagram.footer is not None:
+    if datagram.footer is not NO_FOOTER:
         found["footer"] = plain(datagram.footer)
     if datagram.extensions:
         found["extensions"] = [[_extension(type_), value.hex()] for type_, value in datagram.extensions]

@@ -51,7 +51,7 @@ class DurableBlocks:
         """A block of a durable message has come, or is said: whether it is of the newest update, and what is given up
         for it."""
         footer = datagram.footer
-        if footer is None or datagram.mode != DatagramMode.DURABLE:
+        if datagram.mode != DatagramMode.DURABLE:
             return True, []
         newness = (footer.epoch, footer.update)
         of_origin = self._of.setdefault(log_id.origin, OrderedDict())

@@ -30,7 +30,7 @@ from jbi_pubsub.network.disk import DiskBlocks
 from jbi_pubsub.network.durables import DURABLE_CACHE
 from jbi_pubsub.network.flow import BlockRepair, OutgoingBlock, SeenWindow, Turn
 from jbi_pubsub.network.holding import HeldBlocks
-from jbi_pubsub.network.log import SERIAL_MOST, LogBook, LogId
+from jbi_pubsub.network.log import SERIAL_MOST, LogBook, LogId, log_of
 from jbi_pubsub.network.message import Assembler, MessageForm, NodeMessage, blocks, one_by_one
 from jbi_pubsub.network.own import OwnLogs
 from jbi_pubsub.network.peers import NodePeer, Peers
@@ -150,12 +150,11 @@ class Exchange:
         if isinstance(datagram, str):
             raise ProtocolError(f"a datagram {datagram}")
         if datagram.origin == self.me and self._own.is_twins(datagram, max(each.number for each in self.sides)):
-            self.peers.hear_twin(datagram.footer.epoch if datagram.footer is not None else 0)
+            self.peers.hear_twin(datagram.footer.epoch)
             return
         if datagram.sender == self.me[:4] and datagram.number <= self.sides[at].number:
             return  # ours, which multicast brings back
-        recovery, footer = self.sides[at].recovery, datagram.footer
-        has_block = footer is not None and footer.serial > 0
+        recovery, has_block = self.sides[at].recovery, datagram.footer.serial > 0
         recovery.senders.note(datagram.sender, datagram.number, now, has_block=has_block)
         if datagram.origin != self.me and len(self.sides) > 1:
             self._relay.hear(at, datagram, now)
@@ -173,9 +172,7 @@ class Exchange:
 
     def _take_block(self, at: int, datagram: Datagram, data: bytes, now: float) -> bool:
         """A block of a log has come: it is held for others; whether more is to be done with it."""
-        footer = datagram.footer
-        assert footer is not None
-        log_id, serial = LogId(datagram.origin, footer.epoch, footer.stream), footer.serial
+        log_id, serial = log_of(datagram), datagram.footer.serial
         if serial > SERIAL_MOST:
             raise ProtocolError("a serial beyond all that a node can say")
         if not self.logs.concerns_us(log_id):
@@ -189,7 +186,7 @@ class Exchange:
         if len(self.sides) == 1 and datagram.extension(Extension.HOLDERS):
             log.held.remove_range(serial, serial)
             return is_new
-        if not self.held.keep(log_id, datagram, data, now + footer.expiration / 1000):
+        if not self.held.keep(log_id, datagram, data, now + datagram.footer.expiration / 1000):
             log.end(serial, serial)
             return False
         log.held.add(serial)
@@ -204,9 +201,8 @@ class Exchange:
         try:
             message = self.assembler.add(datagram, now, is_known=self.logs.is_known(datagram.origin))
         except ProtocolError:
-            footer = datagram.footer
-            if footer is not None and footer.serial:
-                log_id = LogId(datagram.origin, footer.epoch, footer.stream)
+            if datagram.footer.serial:
+                log_id = log_of(datagram)
                 for serial in self.assembler.refused:
                     self.held.remove(log_id, serial)
                     self.sides[at].recovery.lack_again(log_id, serial, now)
@@ -310,8 +306,7 @@ class Exchange:
         passed, expires = self._relay.next(at) or (None, 0.0)
         if passed is None or expires <= now:
             return None
-        footer = passed.footer
-        is_logged = footer is not None and LogId(passed.origin, footer.epoch, footer.stream) in self.logs
+        is_logged = log_of(passed) in self.logs
         return side.numbered(passed, now, expires=expires, is_logged=is_logged, is_relayed=self._relay.has_next(at))
 
     def due(self) -> float:

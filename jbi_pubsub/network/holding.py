@@ -53,7 +53,6 @@ class HeldBlocks:
 
     def keep(self, log_id: LogId, datagram: Datagram, data: bytes, expires: float) -> bool:
         """Keep a block, unless there is a newer update of its message; whether it is kept."""
-        assert datagram.footer is not None
         serial = datagram.footer.serial
         is_newest, replaced = self.durables.replace(log_id, datagram)
         self.give_up(replaced)

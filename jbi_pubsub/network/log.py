@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from jbi_pubsub.core.errors import ProtocolError
 from jbi_pubsub.core.intervals import RangeSet
+from jbi_pubsub.network.datagram import Datagram
 
 SERIAL_MOST: Final = 1 << 40
 """Serials of one start of a node."""
@@ -210,6 +211,11 @@ class LogBook:
             if not self._of_origin[log_id.origin]:
                 del self._of_origin[log_id.origin]
         return idle
+
+
+def log_of(datagram: Datagram) -> LogId:
+    """Log that a block is of, if it has a serial."""
+    return LogId(datagram.origin, datagram.footer.epoch, datagram.footer.stream)
 
 
 def stream_to(node: bytes) -> int:

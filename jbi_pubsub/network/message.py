@@ -22,6 +22,7 @@ from typing import Any, Final, NamedTuple
 
 from jbi_pubsub.core.errors import OversizeError, ProtocolError
 from jbi_pubsub.network.datagram import (
+    NO_FOOTER,
     Datagram,
     DatagramKind,
     DatagramMode,
@@ -147,9 +148,8 @@ def blocks(message: NodeMessage, form: MessageForm) -> list[Datagram]:
         extensions.append((Extension.HOLDERS, bytes((message.holders,))))
     if message.level:
         extensions.append((Extension.LEVEL, bytes((message.level,))))
-    footer = None
-    if message.mode != DatagramMode.UNRELIABLE:
-        footer = Footer(0, 0, 0, message.expiration, message.durability, message.update)
+    is_unreliable = message.mode == DatagramMode.UNRELIABLE
+    footer = NO_FOOTER if is_unreliable else Footer(0, 0, 0, message.expiration, message.durability, message.update)
     data = cut((body,), form.block)
     return [
         Datagram(
@@ -242,7 +242,7 @@ class Assembler:
         """A block has come: the message, when it is complete for the first time. Raises ProtocolError for one whose
         blocks don't fit, or are not what its hash says: it is given up, and does not come again by these blocks.
         `is_known`: its origin has announced itself."""
-        epoch, serial = (datagram.footer.epoch, datagram.footer.serial) if datagram.footer is not None else (0, 0)
+        epoch, serial = datagram.footer.epoch, datagram.footer.serial
         if datagram.kind != DatagramKind.REQUEST and self.has_processed(datagram.origin, datagram.message, epoch):
             return None
         self.refused = [serial]
@@ -284,15 +284,15 @@ class Assembler:
     def _part(self, account: bytes, key: _PartKey, datagram: Datagram, now: float) -> _Assembly:
         parts = self._parts.setdefault(account, OrderedDict())
         part = parts.get(key)
-        footer = datagram.footer
+        life = datagram.footer.expiration
         if part is not None and part.is_over(now):
             self._drop(account, key)
             part = None
         if part is None:
             parts = self._parts.setdefault(account, parts)
             part = parts[key] = _Assembly(
-                now, datagram.inactivity / 100, is_reliable=footer is not None,
-                expires=now + footer.expiration / 1000 if footer is not None and footer.expiration else inf,
+                now, datagram.inactivity / 100, is_reliable=datagram.mode != DatagramMode.UNRELIABLE,
+                expires=now + life / 1000 if life else inf,
             )  # fmt: skip
             self._count += 1
         part.touched = now
@@ -306,15 +306,13 @@ class Assembler:
             body = expanded(data, compression, self._message_most)
         if hash_of(body, datagram.algorithm) != datagram.message:
             raise ProtocolError("a message that is not what its hash says")
-        if datagram.kind != DatagramKind.REQUEST:
-            epoch = datagram.footer.epoch if datagram.footer is not None else 0
-            self._processed.add((datagram.origin, datagram.message, epoch))
         level, footer = datagram.extension(Extension.LEVEL), datagram.footer
+        if datagram.kind != DatagramKind.REQUEST:
+            self._processed.add((datagram.origin, datagram.message, footer.epoch))
         return NodeMessage(
             datagram.kind, datagram.mode, body, datagram.origin, datagram.message,
-            footer.expiration if footer else 0, footer.durability if footer else b"", footer.update if footer else 0,
-            datagram.extension(Extension.TO), level[0] if level else 0, datagram.hops,
-            footer.epoch if footer else 0, serial,
+            footer.expiration, footer.durability, footer.update,
+            datagram.extension(Extension.TO), level[0] if level else 0, datagram.hops, footer.epoch, serial,
             any(kind == Extension.TOGETHER for kind, _ in datagram.extensions),
         )  # fmt: skip
 

@@ -69,7 +69,6 @@ class OwnLogs:
 
     def number(self, out: OutgoingBlock, log_id: LogId) -> None:
         """A block leaves for the first time: it gets its serial, and is to be held."""
-        assert out.datagram.footer is not None
         out.serial = self._serials[log_id] = self._last(log_id) + 1
         footer = out.datagram.footer._replace(epoch=self._epoch, stream=log_id.stream, serial=out.serial)
         out.datagram = out.datagram._replace(footer=footer, number=1)
@@ -118,11 +117,10 @@ class OwnLogs:
         """Whether a datagram under our id is a twin's: of a later start than ours, or one that we have never sent. (Of
         an earlier start may be what we said ourselves then.) `number`: the greatest that we have given."""
         footer = datagram.footer
-        epoch = footer.epoch if footer is not None and footer.serial else 0
+        epoch = footer.epoch if footer.serial else 0
         if epoch > self._epoch or (datagram.sender == self._me[:4] and datagram.number > number):
             return True
-        own = LogId(self._me, epoch, footer.stream if footer is not None else 0)
-        return footer is not None and epoch == self._epoch and footer.serial > self._last(own)
+        return epoch == self._epoch and footer.serial > self._last(LogId(self._me, epoch, footer.stream))
 
     def forget(self, log_ids: Iterable[LogId]) -> None:
         """Forget logs of ours to nodes that have left. Should one come back, which may have heard such a log, ours

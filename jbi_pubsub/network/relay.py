@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
-from jbi_pubsub.network.datagram import Datagram, DatagramKind
+from jbi_pubsub.network.datagram import Datagram, DatagramKind, DatagramMode
 from jbi_pubsub.network.message import NodeMessage
 
 KEPT_BYTES: Final = 64 << 20
@@ -79,7 +79,7 @@ class Relay:
         if not datagram.is_repair:
             passing.heard |= 1 << at
         if datagram.block not in passing.blocks:
-            expires = now + datagram.footer.expiration / 1000 if datagram.footer is not None else inf
+            expires = now + datagram.footer.expiration / 1000 if datagram.mode != DatagramMode.UNRELIABLE else inf
             block = datagram._replace(data=bytes(datagram.data), is_repair=False)
             passing.blocks[datagram.block] = (block, expires)
             passing.size += len(datagram.data) + OVERHEAD
@@ -173,4 +173,4 @@ class Relay:
 
 
 def _key_of(datagram: Datagram) -> _Key:
-    return datagram.origin, datagram.footer.epoch if datagram.footer is not None else 0, datagram.message
+    return datagram.origin, datagram.footer.epoch, datagram.message

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from jbi_pubsub.network.datagram import Datagram, DatagramKind, packed, sent_anew
 from jbi_pubsub.network.flow import REPAIRS_MOST, FoundRate, LinkBurst, SendingQueues
-from jbi_pubsub.network.log import LogId
+from jbi_pubsub.network.log import LogId, log_of
 from jbi_pubsub.network.recovery import LogRecovery
 
 NUMBER_BITS: Final = 32
@@ -75,9 +75,8 @@ class NetworkSide:
         """A datagram as it goes. `is_logged`: it is of a log that is known here, if of any; `is_relayed`: it is from
         another network, and more is, about."""
         footer = datagram.footer
-        log_id = LogId(datagram.origin, footer.epoch, footer.stream) if footer is not None and is_logged else None
-        self._note(log_id, footer.serial if footer is not None else 0, now, is_repair=False)
-        if footer is not None and expires != inf:
+        self._note(log_of(datagram) if is_logged else None, footer.serial, now, is_repair=False)
+        if expires != inf:
             footer = footer._replace(expiration=_left(expires, now))
         hops = datagram.hops + (datagram.origin != self._me)
         data = packed(datagram._replace(footer=footer, sender=self._sender, number=self.number, hops=hops))

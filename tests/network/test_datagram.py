@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from jbi_pubsub.network.datagram import (
     HASHES,
+    NO_FOOTER,
     Datagram,
     DatagramKind,
     DatagramMode,
@@ -40,7 +41,7 @@ def datagrams(draw: st.DrawFn) -> Datagram:
     """Any that may be sent."""
     mode = draw(st.sampled_from(DatagramMode))
     algorithm = draw(st.sampled_from(range(len(HASHES))))
-    footer = None
+    footer = NO_FOOTER
     if mode is DatagramMode.RELIABLE:
         footer = Footer(draw(_uint(32)), draw(_uint(64)), draw(_uint(64)), draw(_uint(32)))
     elif mode is DatagramMode.DURABLE:
@@ -85,7 +86,7 @@ def test_who_passes_it_on_changes_hops_sender_and_number_alone(
 def test_what_is_sent_anew_is_what_it_was_but_for_who_when_and_how_often(
     datagram: Datagram, sender: bytes, number: int, expiration: int, is_repair: bool
 ) -> None:
-    if datagram.footer is not None:
+    if datagram.mode is not DatagramMode.UNRELIABLE:
         again = datagram._replace(
             footer=datagram.footer._replace(expiration=expiration), sender=sender, number=number, is_repair=is_repair
         )

@@ -44,7 +44,7 @@ def numbered(messages: Sequence[NodeMessage], form: MessageForm = MessageForm())
         packed(
             each._replace(
                 sender=ORIGIN[:4], number=number,
-                footer=each.footer._replace(epoch=3, serial=number) if each.footer else None,
+                footer=each.footer._replace(epoch=3, serial=number) if each.mode else each.footer,
             )
         )
         for number, each in enumerate(found, 1)

@@ -23,7 +23,7 @@ def _dropped(segment: Segment, node: Node, *serials: int) -> None:
 
     def drops(to: Node, data: bytes) -> bool:
         found = read(data)
-        serial = found.footer.serial if isinstance(found, Datagram) and found.footer is not None else 0
+        serial = found.footer.serial if isinstance(found, Datagram) else 0
         is_lost = to is node and serial in left
         left.difference_update({serial} if is_lost else ())
         return is_lost
@@ -32,7 +32,7 @@ def _dropped(segment: Segment, node: Node, *serials: int) -> None:
 
 
 def _repairs(sent: list[Datagram]) -> list[int]:
-    return [each.footer.serial for each in sent if each.is_repair and each.footer is not None]
+    return [each.footer.serial for each in sent if each.is_repair]
 
 
 @pytest.mark.row("G-81")
