@@ -207,27 +207,22 @@ def packed(datagram: Datagram) -> bytes:
     return b"".join(parts)
 
 
-def renumbered(data: bytearray, sender: bytes, number: int, *, hops: int | None = None) -> None:
-    """Give packed bytes the sender and number of this network, and other hops when they are passed on."""
-    _SENDER.pack_into(data, _SENDER_AT, sender, number)
-    if hops is not None:
-        data[_HOPS_AT] = hops
-
-
 def passed_on(data: bytes) -> bytes | None:
     """Packed bytes of a block as another network gets them; None: it has gone over as many nodes as it may."""
     hops = data[_HOPS_AT] + 1
     return data[:_HOPS_AT] + bytes((hops,)) + data[_HOPS_AT + 1 :] if hops <= data[_HOPS_AT + 1] else None
 
 
-def sent_anew(data: bytes, sender: bytes, number: int, expiration: int, *, is_repair: bool) -> bytes:
-    """Packed bytes of a block that has a footer, as they are sent now, or once more: all else is as it was."""
+def sent_anew(data: bytes, sender: bytes, number: int, expiration: int | None, *, is_repair: bool = False) -> bytes:
+    """Packed bytes of a block as they are sent now, or once more, by this sender: all else is as it was. `expiration`:
+    milliseconds that are left of one that has a footer; None: as it says."""
     changed = bytearray(data)
-    renumbered(changed, sender, number)
+    _SENDER.pack_into(changed, _SENDER_AT, sender, number)
     changed[_FLAGS_AT] = changed[_FLAGS_AT] & ~REPAIR | REPAIR * is_repair
-    size = _LENGTH.unpack_from(changed, _LENGTH_AT)[0]
-    footer_at = _HEAD.size + HASHES[changed[_ALGORITHM_AT]][1] + size
-    _EXPIRATION.pack_into(changed, footer_at + _RELIABLE.size - _EXPIRATION.size, expiration)
+    if expiration is not None:
+        size = _LENGTH.unpack_from(changed, _LENGTH_AT)[0]
+        footer_at = _HEAD.size + HASHES[changed[_ALGORITHM_AT]][1] + size
+        _EXPIRATION.pack_into(changed, footer_at + _RELIABLE.size - _EXPIRATION.size, expiration)
     return bytes(changed)
 
 

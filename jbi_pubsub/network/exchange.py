@@ -25,7 +25,7 @@ from jbi_pubsub.network.bodies import (
     encoded_announcement,
     encoded_request,
 )
-from jbi_pubsub.network.datagram import Datagram, DatagramKind, DatagramMode, Extension, passed_on, read
+from jbi_pubsub.network.datagram import Datagram, DatagramKind, DatagramMode, Extension, packed, passed_on, read
 from jbi_pubsub.network.disk import DiskBlocks
 from jbi_pubsub.network.durables import DURABLE_CACHE
 from jbi_pubsub.network.flow import BlockRepair, OutgoingBlock, SeenWindow, Turn
@@ -157,7 +157,7 @@ class Exchange:
         recovery, has_block = self.sides[at].recovery, datagram.footer.serial > 0
         recovery.senders.note(datagram.sender, datagram.number, now, has_block=has_block)
         if datagram.origin != self.me and len(self.sides) > 1:
-            self._relay.hear(at, datagram, now)
+            self._relay.hear(at, datagram, bytes(data), now)
             if datagram.hops and not datagram.is_repair:
                 self._relay.yield_to_other(at, datagram, now + 2 * recovery.delay + self._uniform(0, recovery.delay))
         if (has_block and not self._take_block(at, datagram, bytes(data), now)) or datagram.origin == self.me:
@@ -291,9 +291,9 @@ class Exchange:
             if held is None or held.expires <= now or log is None:
                 return None
             block = passed_on(held.data) if log.goes_on(at) else held.data
-            return block and side.block(turn.log_id, turn.serial, block, now, expires=held.expires, is_repair=True)
-        if isinstance(turn, Datagram):
-            return side.numbered(turn, now)
+            return block and side.sent(block, now, turn.log_id, turn.serial, expires=held.expires, is_repair=True)
+        if isinstance(turn, bytes):
+            return side.sent(turn, now)
         if isinstance(turn, OutgoingBlock):
             if turn.log_id is not None and not turn.serial and turn.expires > now:
                 self._own.number(turn, turn.log_id)
@@ -301,13 +301,14 @@ class Exchange:
             if not self._own.lives(turn, now):
                 return None
             if turn.log_id is None:
-                return side.numbered(turn.datagram, now)
-            return side.block(turn.log_id, turn.serial, turn.packed, now, expires=turn.expires)
-        passed, expires = self._relay.next(at) or (None, 0.0)
-        if passed is None or expires <= now:
+                return side.sent(packed(turn.datagram), now)
+            return side.sent(turn.packed, now, turn.log_id, turn.serial, expires=turn.expires)
+        relayed = self._relay.next(at)
+        if relayed is None or not relayed.packed or relayed.expires <= now:
             return None
-        is_logged = log_of(passed) in self.logs
-        return side.numbered(passed, now, expires=expires, is_logged=is_logged, is_relayed=self._relay.has_next(at))
+        log_id, expires = relayed.log_id if relayed.log_id in self.logs else None, relayed.expires
+        is_more = self._relay.has_next(at)
+        return side.sent(relayed.packed, now, log_id, relayed.serial, expires=expires, is_relayed=is_more)
 
     def due(self) -> float:
         """When `tick` has something to do."""
@@ -367,7 +368,7 @@ class Exchange:
     def _control(self, side: NetworkSide, kind: DatagramKind, mode: DatagramMode, body: bytes) -> None:
         life = int(self._settings.announce_seconds * 1000)
         message = NodeMessage(kind, mode, body, self.me, expiration=life)
-        side.queues.control(blocks(message, self._settings.form._replace(block=60_000)))
+        side.queues.control(map(packed, blocks(message, self._settings.form._replace(block=60_000))))
 
     def _gave_up(self, log_id: LogId, serial: int) -> None:
         """A block is not held any more."""

@@ -67,7 +67,7 @@ class BlockRepair(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class OutgoingBlock:
-    """A block of ours that has not left everywhere yet."""
+    """A block of ours, or of another network, that has not left everywhere yet."""
 
     datagram: Datagram
     expires: float
@@ -78,15 +78,15 @@ class OutgoingBlock:
     """Bytes of it, when it has a serial."""
 
 
-Turn = BlockRepair | OutgoingBlock | Datagram | Literal["relayed"]
-"""Something that goes next; "relayed": what comes from other networks."""
+Turn = BlockRepair | OutgoingBlock | bytes | Literal["relayed"]
+"""Something that goes next; bytes: a request or an announcement; "relayed": what comes from other networks."""
 
 
 class SendingQueues:
     """Datagrams that wait to go to a network."""
 
     def __init__(self) -> None:
-        self._control: deque[Datagram] = deque(maxlen=CONTROL_MOST)
+        self._control: deque[bytes] = deque(maxlen=CONTROL_MOST)
         self._repairs: list[deque[BlockRepair]] = [deque() for _ in range(LEVELS)]
         self._new: list[deque[OutgoingBlock]] = [deque() for _ in range(LEVELS)]
         self._turn = 0
@@ -100,7 +100,7 @@ class SendingQueues:
         self._repairs[_place(level)].append(BlockRepair(log_id, serial))
         self.repairs += 1
 
-    def control(self, datagrams: Iterable[Datagram]) -> None:
+    def control(self, datagrams: Iterable[bytes]) -> None:
         """Send a request or an announcement."""
         self._control.extend(datagrams)
 
@@ -174,8 +174,8 @@ class FoundRate:
     """A rate that is found: bytes a second. Losses count for when that was sent which is lost, not for when it is sent
     again: else a backlog of repairs would halve the rate again and again."""
 
-    def __init__(self, rate: float = FIRST_RATE) -> None:
-        self.rate = rate
+    def __init__(self) -> None:
+        self.rate = FIRST_RATE
         self._usual = 0.0
         """Share that is lost at half the rate too."""
         self._tried = 0.0

@@ -17,7 +17,9 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
-from jbi_pubsub.network.datagram import Datagram, DatagramKind, DatagramMode
+from jbi_pubsub.network.datagram import Datagram, DatagramKind, DatagramMode, passed_on
+from jbi_pubsub.network.flow import OutgoingBlock
+from jbi_pubsub.network.log import log_of
 from jbi_pubsub.network.message import NodeMessage
 
 KEPT_BYTES: Final = 64 << 20
@@ -42,8 +44,8 @@ class _Passing:
 
     heard: int = 0
     """Bit mask of networks."""
-    blocks: dict[int, tuple[Datagram, float]] = field(default_factory=dict)
-    """Each with when it is over."""
+    blocks: dict[int, OutgoingBlock] = field(default_factory=dict)
+    """As they go on; without bytes one that has gone over as many nodes as it may."""
     size: int = 0
     waits: int = 0
     """Networks that it is to go on to yet."""
@@ -68,8 +70,8 @@ class Relay:
         self._quiet_until = [-inf] * networks
         """Until then another node passes messages on there."""
 
-    def hear(self, at: int, datagram: Datagram, now: float) -> None:
-        """A block was heard on a network."""
+    def hear(self, at: int, datagram: Datagram, data: bytes, now: float) -> None:
+        """A block, with its bytes, was heard on a network."""
         if self._networks == 1 or datagram.kind == DatagramKind.REQUEST:
             return
         key = _key_of(datagram)
@@ -80,8 +82,8 @@ class Relay:
             passing.heard |= 1 << at
         if datagram.block not in passing.blocks:
             expires = now + datagram.footer.expiration / 1000 if datagram.mode != DatagramMode.UNRELIABLE else inf
-            block = datagram._replace(data=bytes(datagram.data), is_repair=False)
-            passing.blocks[datagram.block] = (block, expires)
+            block = OutgoingBlock(datagram, expires, log_of(datagram), datagram.footer.serial, passed_on(data) or b"")
+            passing.blocks[datagram.block] = block
             passing.size += len(datagram.data) + OVERHEAD
             self._size += len(datagram.data) + OVERHEAD
         while (self._size > KEPT_BYTES or len(self._messages) > KEPT_MOST) and len(self._messages) > 1:
@@ -115,8 +117,7 @@ class Relay:
             return
         if passing is None or passing.heard >> at & 1:
             return
-        first, _ = next(iter(passing.blocks.values()))
-        if first.hops + 1 > first.max_hops:
+        if not next(iter(passing.blocks.values())).packed:
             return
         passing.waits += 1
         self._count += 1
@@ -144,8 +145,8 @@ class Relay:
         """Whether something goes on to a network now, perhaps."""
         return bool(self._queues[at])
 
-    def next(self, at: int) -> tuple[Datagram, float] | None:
-        """The next block that goes on to a network, and when it is over."""
+    def next(self, at: int) -> OutgoingBlock | None:
+        """The next block that goes on to a network."""
         queue = self._queues[at]
         while queue:
             passing = self._messages.get(queue[0])

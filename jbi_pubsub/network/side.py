@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from math import inf
 from typing import Final, NamedTuple
 
-from jbi_pubsub.network.datagram import Datagram, DatagramKind, packed, sent_anew
+from jbi_pubsub.network.datagram import sent_anew
 from jbi_pubsub.network.flow import REPAIRS_MOST, FoundRate, LinkBurst, SendingQueues
-from jbi_pubsub.network.log import LogId, log_of
+from jbi_pubsub.network.log import LogId
 from jbi_pubsub.network.recovery import LogRecovery
 
 NUMBER_BITS: Final = 32
@@ -41,7 +41,7 @@ class NetworkSide:
 
     def __init__(self, me: bytes, epoch: int, recovery: LogRecovery, terms: SideTerms) -> None:
         """`epoch`: of our start, which stands in the numbers, so that they never come again."""
-        self._me, self._sender = me, me[:4]
+        self._sender = me[:4]
         self.recovery = recovery
         self.terms = terms
         self.queues = SendingQueues()
@@ -53,8 +53,8 @@ class NetworkSide:
         self._ended_at = 0
         """Bytes that had been sent when the end of a burst was announced last."""
         self.found = None if terms.rate else FoundRate()
-        self.sent = self.repaired = self.controlled = 0
-        """Bytes of all that was sent, and of repairs, requests and announcements among them."""
+        self._sent = 0
+        """Bytes of all that was sent."""
 
     @property
     def rate(self) -> float:
@@ -69,28 +69,22 @@ class NetworkSide:
             else:
                 self.recovery.note_dropped(log_id, serial)
 
-    def numbered(
-        self, datagram: Datagram, now: float, *, expires: float = inf, is_logged: bool = True, is_relayed: bool = False
-    ) -> bytes:
-        """A datagram as it goes. `is_logged`: it is of a log that is known here, if of any; `is_relayed`: it is from
-        another network, and more is, about."""
-        footer = datagram.footer
-        self._note(log_of(datagram) if is_logged else None, footer.serial, now, is_repair=False)
-        if expires != inf:
-            footer = footer._replace(expiration=_left(expires, now))
-        hops = datagram.hops + (datagram.origin != self._me)
-        data = packed(datagram._replace(footer=footer, sender=self._sender, number=self.number, hops=hops))
-        is_control = datagram.kind in (DatagramKind.REQUEST, DatagramKind.ANNOUNCEMENT)
-        self._count(len(data), now, is_control=is_control, is_repair=False, is_relayed=is_relayed)
-        return data
-
-    def block(
-        self, log_id: LogId, serial: int, data: bytes, now: float, *, expires: float, is_repair: bool = False
-    ) -> bytes:
-        """A block of a log, which is held as bytes, as it goes: one of ours, or a repair."""
-        self._note(log_id, serial, now, is_repair=is_repair)
-        self._count(len(data), now, is_control=False, is_repair=is_repair)
-        return sent_anew(data, self._sender, self.number, _left(expires, now), is_repair=is_repair)
+    def sent(
+        self, data: bytes, now: float, log_id: LogId | None = None, serial: int = 0, *,
+        expires: float = inf, is_repair: bool = False, is_relayed: bool = False,
+    ) -> bytes:  # fmt: skip
+        """A packed datagram as it goes. `log_id` and `serial`: those of a block of a log that is known here;
+        `is_relayed`: it is from another network, and more is, about."""
+        self.number += 1
+        if log_id is not None and serial:
+            if not is_repair:
+                self.recovery.note_own(log_id, serial, now)
+            self.recovery.note_sent(log_id, serial, self.number, now, is_repair=is_repair)
+        self._sent += len(data)
+        if self.found is not None and (is_repair or is_relayed or self.queues):
+            self.found.note(self.number, len(data), now, self.recovery.delay)
+        left = None if expires == inf else max(1, int((expires - now) * 1000))
+        return sent_anew(data, self._sender, self.number, left, is_repair=is_repair)
 
     def room_in(self, most: int) -> float:
         """Seconds until no more bytes wait than `most`."""
@@ -101,35 +95,15 @@ class NetworkSide:
         """Number of nodes whose datagrams come, and bytes that are new and wait to go."""
         return {"neighbours": len(self.recovery.senders), "waiting": self.queues.waiting}
 
-    def _note(self, log_id: LogId | None, serial: int, now: float, *, is_repair: bool) -> None:
-        """Another datagram leaves."""
-        self.number += 1
-        if log_id is not None and serial:
-            if not is_repair:
-                self.recovery.note_own(log_id, serial, now)
-            self.recovery.note_sent(log_id, serial, self.number, now, is_repair=is_repair)
-
-    def _count(self, size: int, now: float, *, is_control: bool, is_repair: bool, is_relayed: bool = False) -> None:
-        self.sent += size
-        self.repaired += size * is_repair
-        self.controlled += size * is_control
-        if self.found is not None and (is_repair or is_relayed or self.queues):
-            self.found.note(self.number, size, now, self.recovery.delay)
-
     def may_end(self, size: int, now: float) -> bool:
         """Whether the end of a burst may be announced, in so many bytes: where something is lost, or as a small part of
         what was sent since the last time."""
-        if now - self.lacked_at > LACKED_SECONDS and END_SHARE * (self.sent - self._ended_at) < size:
+        if now - self.lacked_at > LACKED_SECONDS and END_SHARE * (self._sent - self._ended_at) < size:
             return False
-        self._ended_at = self.sent
+        self._ended_at = self._sent
         return True
 
     def note_lost(self, numbers: Iterable[int]) -> None:
         """Datagrams of ours have been lost: those that are asked for again."""
         if self.found is not None:
             self.found.note_lost(numbers)
-
-
-def _left(expires: float, now: float) -> int:
-    """Milliseconds."""
-    return max(1, int((expires - now) * 1000))

@@ -20,7 +20,7 @@ from jbi_pubsub.core.sealing import (
     Unsealed,
 )
 from jbi_pubsub.network import datagram
-from jbi_pubsub.network.datagram import Datagram, DatagramKind, DatagramMode, packed, read, renumbered
+from jbi_pubsub.network.datagram import Datagram, DatagramKind, DatagramMode, packed, passed_on, read, sent_anew
 from jbi_pubsub.network.sealing import seal_of
 from jbi_pubsub.trust import seal
 from jbi_pubsub.trust.seal import SESSIONS_MOST, WINDOW, DatagramSeal, shared_key
@@ -59,8 +59,7 @@ def test_what_is_sealed_is_opened_by_who_has_the_key_and_read_by_nobody_else() -
 
 
 def test_the_layout_is_that_of_a_datagram() -> None:
-    data = bytearray(said(1))
-    renumbered(data, b"\1\2\3\4", 0x0506070809)
+    data = sent_anew(said(1), b"\1\2\3\4", 0x0506070809, None)
     assert data[SENDER_AT:HEADER_BYTES] == bytes((1, 2, 3, 4, 0, 0, 0, 5, 6, 7, 8, 9))
     assert (NUMBER_AT - SENDER_AT, SEALED_FLAG) == (4, datagram.SEALED)
     found = read(packed(Datagram(DatagramKind.KEY, DatagramMode.UNRELIABLE, ALPHA, bytes(16), b"", is_sealed=True,
@@ -100,11 +99,10 @@ def test_whoever_passes_on_seals_as_his_own() -> None:
     alpha, bravo, third = (DatagramSeal(KEY, each) for each in (ALPHA, BRAVO, b"c" * 16))
     opened = bravo.open(alpha.seal(said(9)))
     assert isinstance(opened, bytes)
-    passed = bytearray(opened)
-    renumbered(passed, BRAVO[:4], 1, hops=1)
-    again = bravo.seal(bytes(passed))
+    passed = sent_anew(passed_on(opened) or b"", BRAVO[:4], 1, None)
+    again = bravo.seal(passed)
     # Expect that a third node opens both; and that hops are covered as all else is
-    assert third.open(again) == bytes(passed)
+    assert third.open(again) == passed
     changed = bytearray(bravo.seal(said(2, BRAVO)))
     changed[6] ^= 1
     assert third.open(bytes(changed)) is SealFault.FORGED
@@ -171,9 +169,8 @@ def test_a_forged_number_holds_up_nobody() -> None:
     # Given a datagram whose number somebody has made the highest that there is
     alpha, bravo = DatagramSeal(KEY, ALPHA), DatagramSeal(KEY, BRAVO)
     assert isinstance(bravo.open(alpha.seal(said(1))), bytes)
-    forged = bytearray(alpha.seal(said(2)))
-    renumbered(forged, ALPHA[:4], (1 << 64) - 1)
-    assert bravo.open(bytes(forged)) is SealFault.FORGED
+    forged = sent_anew(alpha.seal(said(2)), ALPHA[:4], (1 << 64) - 1, None)
+    assert bravo.open(forged) is SealFault.FORGED
     # Expect that the next ones come as if it had not
     assert bravo.open(alpha.seal(said(3))) == said(3)
 
