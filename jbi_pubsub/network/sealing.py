@@ -5,12 +5,13 @@ from __future__ import annotations
 import fcntl
 import socket
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ConfigurationError
+from jbi_pubsub.core.node_sections import NetworkSection
 from jbi_pubsub.core.sealing import FLAGS_AT, DatagramSealing, SealFault, Unsealed
 from jbi_pubsub.network.datagram import Datagram, DatagramKind, DatagramMode, hash_of, packed, read
 from jbi_pubsub.trust.settings import member_seal_of
@@ -27,31 +28,7 @@ _KEY_IN_CLEAR: Final = bytes((DatagramKind.KEY, DatagramMode.UNRELIABLE))
 """Kind and flags."""
 
 
-class NetworkTerms(Protocol):
-    """Settings of a network that say who can hear it."""
-
-    @property
-    def plugin(self) -> str:
-        """Kind of the link."""
-        ...
-
-    @property
-    def interfaces(self) -> Sequence[str]:
-        """Interfaces that it is on; none: all."""
-        ...
-
-    @property
-    def peers(self) -> Sequence[str]:
-        """Nodes that are sent to one by one: such are heard on all interfaces."""
-        ...
-
-    @property
-    def key(self) -> str:
-        """File with its secret, or CERTIFICATES; "" for none."""
-        ...
-
-
-def check_open(name: str, network: NetworkTerms, *, insecure: bool) -> None:
+def check_open(name: str, network: NetworkSection, *, insecure: bool) -> None:
     """Refuse to be in a network in clear, but within this process or on loopback. Raises ConfigurationError."""
     if insecure or network.key or network.plugin == "local":
         return

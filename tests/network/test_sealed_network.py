@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from uuid import uuid4
 
 import pytest
 
 from jbi_pubsub.core.errors import ConfigurationError
+from jbi_pubsub.core.node_sections import NetworkSection
 from jbi_pubsub.core.sealing import SEALED_FLAG, SealFault
 from jbi_pubsub.network.datagram import DatagramKind, DatagramMode
 from jbi_pubsub.network.links.local import LocalLink
@@ -111,29 +111,24 @@ def test_what_is_played_again_is_counted_and_comes_once(nodes: _Nodes, eventuall
     eventually(lambda: nodes.heard[1] == [b"once", b"twice"])
 
 
-@dataclass
-class Terms:
-    """Settings of a network."""
-
-    plugin: str = "udp"
-    interfaces: Sequence[str] = ()
-    peers: Sequence[str] = ()
-    key: str = ""
-
-
 def test_beyond_loopback_a_network_has_a_key() -> None:
     # Given a network on loopback, and within the process
-    for good in (Terms(interfaces=["lo"]), Terms("local"), Terms(key="lan.key"), Terms("tcp", key="lan.key")):
+    for good in (
+        NetworkSection(interfaces=("lo",)),
+        NetworkSection(plugin="local"),
+        NetworkSection(key="lan.key"),
+        NetworkSection(plugin="tcp", key="lan.key"),
+    ):
         check_open("lan", good, insecure=False)
     # Expect that these alone may be in clear
     others = [name for _, name in socket.if_nameindex() if name != "lo"]
     for bad, where in (
-        (Terms(), "all interfaces"),
-        (Terms(interfaces=["lo", "eth99"]), "on eth99 without"),
-        (Terms(interfaces=["x" * 40]), "x" * 40),
-        (Terms(interfaces=["lo"], peers=["127.0.0.1:4162"]), "any interface, by udp"),
-        (Terms("tcp", interfaces=["lo"]), "any interface, by tcp"),
-        *((Terms(interfaces=[each]), each) for each in others),
+        (NetworkSection(), "all interfaces"),
+        (NetworkSection(interfaces=("lo", "eth99")), "on eth99 without"),
+        (NetworkSection(interfaces=("x" * 40,)), "x" * 40),
+        (NetworkSection(interfaces=("lo",), peers=("127.0.0.1:4162",)), "any interface, by udp"),
+        (NetworkSection(plugin="tcp", interfaces=("lo",)), "any interface, by tcp"),
+        *((NetworkSection(interfaces=(each,)), each) for each in others),
     ):
         with pytest.raises(ConfigurationError, match="without a key") as info:
             check_open("lan", bad, insecure=False)
