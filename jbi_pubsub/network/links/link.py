@@ -1,12 +1,26 @@
-"""A link as a network sees it."""
+"""A link as a network sees it, and addresses of peers."""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
+from jbi_pubsub.core.errors import ConfigurationError
+
 DATAGRAM_MOST: Final = 65_535
 """Bytes of a datagram on any link."""
+
+
+def address_of(host: str, port: int, kind: socket.SocketKind) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
+    """Family and address of a peer, which is looked up now. Raises ConfigurationError."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=kind)[0]
+    except (OSError, UnicodeError) as exc:
+        raise ConfigurationError(
+            f"peer {host[:100]!r} has no address: {exc}", hint="Give its address, or a name that is known here"
+        ) from exc
+    return family, address
 
 
 class Waitable(Protocol):

@@ -28,7 +28,7 @@ from typing import Any, Final
 from jbi_pubsub.core.backoff import Backoff
 from jbi_pubsub.core.errors import ConfigurationError, ProtocolError
 from jbi_pubsub.core.hosts import with_port
-from jbi_pubsub.network.links.link import DATAGRAM_MOST, Waitable
+from jbi_pubsub.network.links.link import DATAGRAM_MOST, Waitable, address_of
 from jbi_pubsub.network.links.passing import PassedOn
 
 log = logging.getLogger("jbi_pubsub.network")
@@ -149,7 +149,7 @@ class TcpLink:
         connects to. Raises ConfigurationError."""
         self._id = os.urandom(ID_SIZE)
         self._most = send_buffer or SENDING_MOST
-        self._peers = [_peer(*each) for each in peers]
+        self._peers = [_TcpPeer(*address_of(*each, socket.SOCK_STREAM), with_port(*each)) for each in peers]
         self._selector = selectors.DefaultSelector()
         self._waited = (self._selector,)  # epoll's and kqueue's can be waited for as a socket
         self._connections: list[_TcpConnection] = []
@@ -363,16 +363,6 @@ class TcpLink:
         if (peer := connection.peer) is not None:
             peer.is_open = False
             peer.retry_at = time.monotonic() + peer.backoff.pause()
-
-
-def _peer(host: str, port: int) -> _TcpPeer:
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except (OSError, UnicodeError) as exc:
-        raise ConfigurationError(
-            f"peer {host[:100]!r} has no address: {exc}", hint="Give its address, or a name that is known here"
-        ) from exc
-    return _TcpPeer(family, address, with_port(host, port))
 
 
 def _listener(host: str, port: int) -> socket.socket:

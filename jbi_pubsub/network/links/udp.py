@@ -21,7 +21,7 @@ from ipaddress import ip_address
 from typing import Any, Final
 
 from jbi_pubsub.core.errors import ConfigurationError
-from jbi_pubsub.network.links.link import Waitable
+from jbi_pubsub.network.links.link import Waitable, address_of
 from jbi_pubsub.network.links.passing import PassedOn
 from jbi_pubsub.network.links.trains import UdpSocket
 
@@ -57,7 +57,7 @@ class UdpLink:
         self._group = _group(group) if group else None
         self._port, self._ttl = port, ttl
         self._wanted = tuple(interfaces)
-        self._peers = _addresses(peers)
+        self._peers = [address_of(*each, socket.SOCK_DGRAM) for each in peers]
         self._buffers = (send_buffer or BUFFER, receive_buffer or BUFFER)
         self._sockets: list[UdpSocket] = []
         self._waited: tuple[socket.socket, ...] = ()
@@ -164,65 +164,25 @@ class UdpLink:
         names = {each.name for each in good}
         for name in set(self._wanted) - there.keys() if self._group is not None else ():
             self._tell(name, OSError(errno.ENODEV, "no such interface"))
+        is_six = self._group is not None and self._group.version == 6
         for name, index in there.items():
             if name not in names:
-                self._open(name, index)
+                to = (str(self._group), self._port, *((0, index) if is_six else ()))
+                self._open(socket.AF_INET6 if is_six else socket.AF_INET, name, [to], index)
         for family, name in PEERS.items():
-            to = [address for of, address in self._peers if of == family]
-            if to and name not in names:
-                self._open_for_peers(family, name, to)
+            peers = [address for of, address in self._peers if of == family]
+            if peers and name not in names:
+                self._open(family, name, peers)
         waited = tuple(each.sock for each in self._sockets)
         if waited != self._waited:
             self._waited = waited
 
-    def _made(self, family: socket.AddressFamily, name: str) -> socket.socket | None:
+    def _open(self, family: socket.AddressFamily, name: str, to: Sequence[tuple[Any, ...]], index: int = 0) -> None:
+        """Open a socket that sends there: that of the group on the interface `index`, or one of peers."""
         try:
-            return socket.socket(family, socket.SOCK_DGRAM)
+            sock = socket.socket(family, socket.SOCK_DGRAM)
         except OSError as exc:  # this process has no room for one more, or the system none of that family
             self._tell(name, exc)
-            return None
-
-    def _open(self, name: str, index: int) -> None:
-        assert self._group is not None
-        is_six = self._group.version == 6
-        sock = self._made(socket.AF_INET6 if is_six else socket.AF_INET, name)
-        if sock is None:
-            return
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            to = self._join_six(sock, index) if is_six else self._join_four(sock, index)
-        except OSError as exc:
-            sock.close()
-            self._tell(name, exc)
-            return
-        self._add(sock, (to,), name, index)
-
-    def _join_six(self, sock: socket.socket, index: int) -> tuple[Any, ...]:
-        assert self._group is not None
-        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        sock.setsockopt(socket.IPPROTO_IPV6, _MULTICAST_ALL_6, 0)
-        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_HOPS, self._ttl)
-        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_IF, index)
-        to = (str(self._group), self._port, 0, index)
-        sock.bind(to)
-        member = struct.pack("16si", self._group.packed, index)
-        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_JOIN_GROUP, member)
-        return to
-
-    def _join_four(self, sock: socket.socket, index: int) -> tuple[Any, ...]:
-        assert self._group is not None
-        sock.setsockopt(socket.IPPROTO_IP, _MULTICAST_ALL, 0)
-        sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, self._ttl)
-        member = struct.pack("4s4si", self._group.packed, bytes(4), index)
-        sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, member)
-        to = (str(self._group), self._port)
-        sock.bind(to)
-        sock.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, member)
-        return to
-
-    def _open_for_peers(self, family: socket.AddressFamily, name: str, to: Sequence[tuple[Any, ...]]) -> None:
-        sock = self._made(family, name)
-        if sock is None:
             return
         try:
             if self._group is not None:
@@ -232,17 +192,29 @@ class UdpLink:
                 sock.setsockopt(socket.IPPROTO_IPV6, _MULTICAST_ALL_6, 0)
             else:
                 sock.setsockopt(socket.IPPROTO_IP, _MULTICAST_ALL, 0)
-            sock.bind(("", self._port))
+            sock.bind(to[0] if index else ("", self._port))
+            if index:
+                self._join(sock, index)
         except OSError as exc:
             sock.close()
             self._tell(name, exc)
             return
-        self._add(sock, to, name)
-
-    def _add(self, sock: socket.socket, to: Sequence[tuple[Any, ...]], name: str, index: int = 0) -> None:
         for option, size in zip((socket.SO_SNDBUF, socket.SO_RCVBUF), self._buffers, strict=True):
             sock.setsockopt(socket.SOL_SOCKET, option, size)
         self._sockets.append(UdpSocket(sock, to, name, index))
+
+    def _join(self, sock: socket.socket, index: int) -> None:
+        assert self._group is not None
+        if self._group.version == 6:
+            member = struct.pack("16si", self._group.packed, index)
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_HOPS, self._ttl)
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_IF, index)
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_JOIN_GROUP, member)
+        else:
+            member = struct.pack("4s4si", self._group.packed, bytes(4), index)
+            sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, self._ttl)
+            sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, member)
+            sock.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, member)
 
     def _tell(self, name: str, exc: OSError) -> None:
         why = exc.strerror or str(exc)
@@ -266,16 +238,3 @@ def _group(text: str) -> Any:
             hint="Set group of [network.NAME] to one of 239.0.0.0 to 239.255.255.255, or ff05::1",
         )
     return group
-
-
-def _addresses(peers: Sequence[tuple[str, int]]) -> list[tuple[socket.AddressFamily, tuple[Any, ...]]]:
-    found: list[tuple[socket.AddressFamily, tuple[Any, ...]]] = []
-    for host, port in peers:
-        try:
-            family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-        except (OSError, UnicodeError) as exc:
-            raise ConfigurationError(
-                f"peer {host[:100]!r} has no address: {exc}", hint="Give its address, or a name that is known here"
-            ) from exc
-        found.append((family, address))
-    return found
