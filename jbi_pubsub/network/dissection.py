@@ -57,8 +57,7 @@ _OPAQUE: Final = (DatagramKind.PUBLICATION, DatagramKind.RESULT, DatagramKind.ST
 _anything: Final = decoder_of(Any)
 
 Opener = Callable[[bytes], bytes | SealFault]
-Bodies = Mapping[DatagramKind, Callable[[bytes], object]]
-BODIES: Final[Bodies] = {
+_BODIES: Final[Mapping[DatagramKind, Callable[[bytes], object]]] = {
     DatagramKind.REQUEST: decoded_request,
     DatagramKind.ANNOUNCEMENT: decoded_announcement,
 }
@@ -97,9 +96,8 @@ class _HeardSender:
 class Dissector:
     """Datagrams of a capture, one after the other. One thread."""
 
-    def __init__(self, bodies: Bodies = BODIES, *, opener: Opener | None = None) -> None:
-        """`bodies`: readers of bodies; `opener`: of sealed datagrams, when there is a key."""
-        self._bodies = bodies
+    def __init__(self, *, opener: Opener | None = None) -> None:
+        """`opener`: reader of sealed datagrams, when there is a key."""
         self._opener = opener
         self._assembler = Assembler(processed=100_000, most_bytes=MESSAGE_MOST, message_most=MESSAGE_MOST)
         self._senders: dict[tuple[str, str, int], _HeardSender] = {}
@@ -168,7 +166,7 @@ class Dissector:
     def _message(self, message: NodeMessage) -> Plain:
         """The message that a block completes. Raises ProtocolError."""
         found: Plain = {"size": len(message.body)}
-        reader = self._bodies.get(message.kind)
+        reader = _BODIES.get(message.kind)
         if reader is not None:
             found["body"] = plain(reader(message.body))
         elif message.kind not in _OPAQUE and message.body:

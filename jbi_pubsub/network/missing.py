@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
-from typing import Final, NamedTuple
+from typing import Final
 
 from jbi_pubsub.core.intervals import RangeSet
 from jbi_pubsub.core.pacing import RoundTrip
@@ -96,18 +96,6 @@ class AnswerTime:
                 del self._lags[next(iter(self._lags))]
         if missing.askings == 1 and lag < most:
             self._trip.add(max(lag, LEAST_TRIP))
-
-
-class Asking(NamedTuple):
-    """Terms of a request."""
-
-    now: float
-    soon: float
-    """Time until which what is due is asked for too."""
-    wait: float
-    """Seconds until it is asked for again."""
-    may_give_up: bool
-    """The origin has left for good."""
 
 
 class MissingSerials:
@@ -219,18 +207,21 @@ class MissingSerials:
             heappop(self._due)
         return inf
 
-    def ask(self, seen: RangeSet, terms: Asking, most: int) -> tuple[RangeSet, list[int]]:
-        """Serials to be asked for now, in so many ranges at most; and those that are given up."""
+    def ask(
+        self, seen: RangeSet, now: float, soon: float, wait: float, most: int, *, may_give_up: bool
+    ) -> tuple[RangeSet, list[int]]:
+        """Serials to be asked for now, as they are due `soon`, in `most` ranges, and again in `wait` seconds; and those
+        that are given up. `may_give_up`: the origin has left for good."""
         ready, early, given_up = [], [], []
-        while self.due() <= terms.soon:
+        while self.due() <= soon:
             serial = heappop(self._due)[1]
             missing = self._missing[serial]
             missing.queued = inf
             if serial in seen and not missing.lacked_at:
                 self.pop(serial)
-            elif missing.not_before > terms.now:
+            elif missing.not_before > now:
                 early.append(serial)
-            elif missing.askings >= LAST_ASKING and (terms.may_give_up or missing.lacked_at):
+            elif missing.askings >= LAST_ASKING and (may_give_up or missing.lacked_at):
                 given_up.append(serial)
                 self.pop(serial)
             else:
@@ -242,12 +233,12 @@ class MissingSerials:
             missing = self._missing[serial]
             if len(found) < most or serial - 1 in found:
                 found.add(serial)
-                missing.first_asked = min(missing.first_asked, terms.now)
-                missing.asked_at = terms.now
-                wait = min(terms.wait * 2 ** min(max(0, missing.askings - PATIENT), 20), max(ASKING_MOST, terms.wait))
+                missing.first_asked = min(missing.first_asked, now)
+                missing.asked_at = now
+                pause = min(wait * 2 ** min(max(0, missing.askings - PATIENT), 20), max(ASKING_MOST, wait))
                 missing.askings += 1
                 self._fly(serial, missing)
-                self._look(serial, missing, terms.now + wait)
+                self._look(serial, missing, now + pause)
             else:
                 self._look(serial, missing, missing.due)
         self._flying.sort()

@@ -23,11 +23,12 @@ from typing import Final, NamedTuple
 
 from jbi_pubsub.core.intervals import Range, RangeSet
 from jbi_pubsub.network.log import RANGES_MOST, SERIAL_MOST, LogBook, LogId, OriginLog
-from jbi_pubsub.network.missing import MISSING_OF_LOG, AnswerTime, Asking, MissingRoom, MissingSerials
+from jbi_pubsub.network.missing import MISSING_OF_LOG, AnswerTime, MissingRoom, MissingSerials
 from jbi_pubsub.network.senders import Asker, Senders, SentNumbers
 
 DELAY_LEAST: Final = 0.010
 """Seconds that waiting for others takes, at least."""
+DELAY_MOST: Final = 2.0
 REQUEST_RANGES: Final = 500
 ANNOUNCED_AFTER: Final = (1, 3, 7, 15)
 """Delays after the last block of a burst at which its end is announced."""
@@ -97,19 +98,17 @@ class LogRecovery:
         *,
         reorder: float = 0.0,
         round_trip: float = 0.005,
-        most: float = 2.0,
         is_lossless: bool = False,
     ) -> None:
         """`me`: the id under which our datagrams are numbered. `logs`: those of all networks. `reorder`: seconds within
-        which a datagram may be overtaken. `round_trip`: the first estimate. `most`: seconds that a delay is at most.
-        `is_lossless`: a block that has not come is not missing, unless somebody announces it."""
+        which a datagram may be overtaken. `round_trip`: the first estimate. `is_lossless`: a block that has not come is
+        not missing, unless somebody announces it."""
         self.me = me
         self.senders = Senders()
         self._logs = logs
         self._here: dict[LogId, _Recovered] = {}
         self._uniform = uniform
         self._reorder = reorder
-        self._most = most
         self._is_lossless = is_lossless
         self._trip = AnswerTime(round_trip)
         self._rooms = (MissingRoom(MISSING_OF_UNKNOWN), MissingRoom(MISSING_MOST))
@@ -127,7 +126,7 @@ class LogRecovery:
     @property
     def delay(self) -> float:
         """Seconds of which random delays are made: 2 round trips and what they vary by."""
-        return min(max(2 * self.round_trip + self._trip.deviation, DELAY_LEAST), self._most)
+        return min(max(2 * self.round_trip + self._trip.deviation, DELAY_LEAST), DELAY_MOST)
 
     # -- what is heard --------------------------------------------------------------------------------------------
 
@@ -297,8 +296,8 @@ class LogRecovery:
         if any(here.missing.due() <= now for here in self._here.values()):
             for log_id, here in self._here.items():
                 wait = self.round_trip + 2 * delay + self._uniform(0, delay)
-                asking = Asking(now, now + delay, wait, here.log.gone_at <= gone_before)
-                found, given_up = here.missing.ask(here.log.seen, asking, most)
+                is_gone = here.log.gone_at <= gone_before
+                found, given_up = here.missing.ask(here.log.seen, now, now + delay, wait, most, may_give_up=is_gone)
                 for serial in given_up:
                     here.announced.remove_range(serial, serial)
                     if serial not in here.log.seen:
