@@ -162,7 +162,7 @@ def test_an_item_that_names_endpoints_where_no_lookup_service_is_does_no_harm(
     member = party(locators=(first.address,))
     member.join(PRINTER)
     assert member.wait_joined("printer-1", 60.0) == 1
-    eventually(lambda: list(member._discovery.asked()) == [first.address, "127.0.0.1:1"])
+    eventually(lambda: list(member._registrars.discovery.asked()) == [first.address, "127.0.0.1:1"])
     assert first.status()["lookup_services"] == 0
 
 
@@ -567,18 +567,18 @@ def test_an_independent_browser_sees_the_service_its_groups_its_changes_and_its_
         assert seen == {"port": int(server.address.rpartition(":")[2]), "id": own, "groups": group}
         member = party(locators=(), multicast=True, groups=(group,))
         eventually(lambda: member.connected() == 1)
-        assert list(member._discovery.asked()) == [server.address]
+        assert list(member._registrars.discovery.asked()) == [server.address]
         # When it is administered, expect the change to be seen
         proxy(server).change_groups(["more"], [])
         assert said(lambda line: line.get("groups") == f"{group},more")["id"] == own
         proxy(server).set_port(0)
         port = int(server.address.rpartition(":")[2])
         assert said(lambda line: line.get("port") == port)["id"] == own
-        eventually(lambda: server.address in member._discovery.asked())
+        eventually(lambda: server.address in member._registrars.discovery.asked())
         # When it ends, expect the good-bye to be seen, and that nobody suggests it any more
         server.stop()
         assert said(lambda line: line.get("gone") == own)
-        eventually(lambda: list(member._discovery.asked()) == [])
+        eventually(lambda: list(member._registrars.discovery.asked()) == [])
         observer.stdin.write("\n")
         observer.stdin.flush()
 

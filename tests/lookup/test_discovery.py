@@ -509,16 +509,17 @@ def test_a_session_that_can_not_be_ended_is_counted(
 
     monkeypatch.setattr(RegistrarSession, "stop", stop)
     # When the lookup service is none of ours any more, expect the end to be counted, and no thread to be left
-    party._discarded(session.registrar_id)
+    party._registrars._discarded(session.registrar_id)
     eventually(lambda: faults().get("lookup leave", 0) == before.get("lookup leave", 0) + 1)
     assert not session._thread.is_alive()
     monkeypatch.undo()
     # and the same for what it listed, which is forgotten later
     monkeypatch.setattr(join_module.LookupCache, "forget", lambda *_: {}["gone"])
-    party._config = msgspec.structs.replace(party._config, lease=LeaseSection(lookup=0.01))
-    party._hand_over(session, session)
+    registrars = party._registrars
+    registrars._config = msgspec.structs.replace(registrars._config, lease=LeaseSection(lookup=0.01))
+    registrars._hand_over(session, session)
     eventually(lambda: faults().get("lookup hand-over", 0) == before.get("lookup hand-over", 0) + 1)
-    eventually(lambda: not party._handing_over)
+    eventually(lambda: not registrars._handing_over)
 
 
 def test_who_has_left_is_told_that_nothing_is_registered_any_more(federation: Any) -> None:

@@ -13,7 +13,7 @@ import pytest
 from jbi_pubsub.core.errors import AccessDeniedError, LookupNotFoundError, UnknownLeaseError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
-from jbi_pubsub.lookup.client.join import JoinManager
+from jbi_pubsub.lookup.client.join import JoinedItems, JoinManager
 from jbi_pubsub.lookup.client.proxy import EXPORTED, RegistrarProxy
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.lookup.records import ItemKept, KeptState
@@ -235,11 +235,10 @@ def test_a_process_that_keeps_its_ids_and_its_secret_owns_its_items_after_a_rest
     assert proxy_of(federation).lookup(ServiceTemplate("printer-1"), 1).items[0].proxy.endpoints == ("127.0.0.1:2",)
 
 
-def test_each_lookup_service_gets_a_key_of_its_own(federation: Any) -> None:
+def test_each_lookup_service_gets_a_key_of_its_own() -> None:
     # Given what a process shows to two lookup services for one item, and for two items
-    community = JoinManager(federation.config, name="owner", secret="secret")
-    federation.stack.callback(community.close)
-    keys = {community._key(service, registrar) for service in ("a", "b") for registrar in ("one", "two")}
+    items = JoinedItems("secret")
+    keys = {items.key(service, registrar) for service in ("a", "b") for registrar in ("one", "two")}
     # Expect that one says nothing about another, nor about the secret
     assert len(keys) == 4
     assert not any("secret" in key for key in keys)

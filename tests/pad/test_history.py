@@ -595,7 +595,7 @@ def test_a_delegate_is_asked_over_the_wire(
         light.publish(uid, figures.figure_1, b"x" * 100)
     light.flush(60.0)
     # Expect the delegate to be found as an archive of the type
-    entries = [entry for item in [pad.community._item(pad.server_id)] for entry in item.entries]
+    entries = pad.community.lookup_attributes(pad.server_id)
     told = [entry.as_dict()["types"] for entry in entries if entry.cls.name == ArchiveEntry.entry_name]
     assert told == ["mil.af.rl.jbi.Intel_Imagery"]
     ref = pad.endpoints.ref("subscriptions", ())

@@ -245,7 +245,7 @@ def test_who_knows_the_secret_and_lists_another_key_is_not_believed(
     known = pad.delegate.tables.registrations[registration]
     secret = adapter._publications[registration][0].request().secret
     known.terms = replace(known.terms, signing=evil.bound(registration, anchor_of(secret)))
-    item = pad.community._items[registration]
+    item = pad.community._items.item(registration)
     own = SigningKeyEntry.of(known.terms.signing).rep()
     entries = (*(e for e in item.entries if e.cls.name != "jbi.SigningKey"), own)
     pad.community.join(msgspec.structs.replace(item, entries=entries), secret)
