@@ -133,14 +133,10 @@ class _WantedThere(NamedTuple):
     items: JoinedItems
     caches: dict[int, LookupCache]
 
-    def key(self, service_id: str, registrar_id: str) -> str:
-        with self.changed:
-            return self.items.key(service_id, registrar_id)
-
 
 class RegistrarSessions:
-    """The lookup services found so far, with a session each: the listener of what they list of each other. The
-    condition of what is wanted covers them."""
+    """The lookup services found so far, with a session each, of which it is the owner; and the listener of what they
+    list of each other. The condition of what is wanted covers them."""
 
     def __init__(
         self,
@@ -156,9 +152,7 @@ class RegistrarSessions:
         Raises ConfigurationError."""
         self._config, self._name, self._own = config, name, own
         self._wanted = wanted
-        self._progress = progress
-        self._on_joined = joined
-        self._on_refused = refused
+        self.progress, self.joined, self.refused = progress, joined, refused
         self.is_closed = False
         self._sessions: dict[str, RegistrarSession] = {}
         self._handing_over: set[threading.Timer] = set()
@@ -184,7 +178,7 @@ class RegistrarSessions:
         with self._wanted.changed:
             self.is_closed = True
             sessions, timers = self.all(), list(self._handing_over)
-        self._progress()  # whoever waits for a lookup service waits in vain
+        self.progress()  # whoever waits for a lookup service waits in vain
         for timer in timers:
             timer.cancel()
         for session in sessions:
@@ -205,12 +199,17 @@ class RegistrarSessions:
             self.discovery.suggest(f"item {item.service_id}", item.proxy.endpoints)
 
     def service_changed(self, old: ServiceItem, new: ServiceItem) -> None:  # noqa: ARG002  # the listener's form
-        """Its groups or its address: it is asked again."""
+        """The lookup service has other groups or another address: it is asked again."""
         self.service_added(new)
 
     def service_removed(self, item: ServiceItem) -> None:
-        """It is registered nowhere any more. As long as it answers it stays joined."""
+        """A lookup service is registered nowhere any more. As long as it answers it stays joined."""
         self.discovery.withdraw(f"item {item.service_id}")
+
+    def key(self, registrar: str, service_id: str) -> str:
+        """Key of an item at a lookup service."""
+        with self._wanted.changed:
+            return self._wanted.items.key(service_id, registrar)
 
     def _discovered(self, ref: ServiceRef, info: RegistrarInfo) -> None:
         endpoint = ref.endpoints[0]
@@ -231,7 +230,7 @@ class RegistrarSessions:
         for old in ended:
             self._end(old)
             self._hand_over(old, session)
-        self._progress()
+        self.progress()
 
     def _start(self, session: RegistrarSession) -> None:
         """If the system has no thread for it, the lookup service is found again with the next probe."""
@@ -244,22 +243,9 @@ class RegistrarSessions:
             self.discovery.lost(session.ref.endpoints)
 
     def _session(self, ref: ServiceRef) -> RegistrarSession:
-        registrar_id = ref.service_id
-        made = RegistrarSession(
-            ref,
-            self._security,
-            duration=self._config.lease.lookup,
-            probe=self._config.lookup.probe,
-            compression=self._config.link.compression,
-            name=self._name,
-            away=lambda: self._is_away(registrar_id),
-            progress=self._progress,
-            joined=self._on_joined,
-            refused=self._on_refused,
-            key=lambda service_id: self._wanted.key(service_id, registrar_id),
-        )
+        made = RegistrarSession(ref, self._security, self._config, self._name, self)
         made.want(self._wanted.items.all(), self._wanted.caches)
-        self._sessions[registrar_id] = made
+        self._sessions[ref.service_id] = made
         return made
 
     def _end(self, session: RegistrarSession) -> None:
@@ -276,17 +262,17 @@ class RegistrarSessions:
         with self._wanted.changed:
             session = self._sessions.pop(registrar_id, None)
             caches = list(self._wanted.caches.values())
-        self._progress()
+        self.progress()
         if session is not None:
             self._end(session)
             for cache in caches:
                 cache.forget(registrar_id)
 
-    def _is_away(self, registrar_id: str) -> None:
+    def away(self, registrar: str) -> None:
         """A lookup service does not answer. Once it has been silent for a lease, what it listed counts no more, if
         another one answers: its own leases would have run out as well."""
         with self._wanted.changed:
-            session = self._sessions.get(registrar_id)
+            session = self._sessions.get(registrar)
             another = any(s.connected for s in self._sessions.values())
             caches = list(self._wanted.caches.values())
         if session is None:
@@ -295,12 +281,12 @@ class RegistrarSessions:
         since = session.away_since
         if since is None or time.monotonic() - since <= self._config.lease.lookup:
             return
-        self._listed.changed(registrar_id, registrar_id, None)  # that it lists itself proves nothing any more
+        self._listed.changed(registrar, registrar, None)  # that it lists itself proves nothing any more
         if another:
             for cache in caches:
-                cache.forget(registrar_id)
+                cache.forget(registrar)
             if not any(map(self.discovery.wants, session.ref.endpoints)):
-                self._discarded(registrar_id)  # nobody names it any more: if it comes back, it makes itself known
+                self._discarded(registrar)  # nobody names it any more: if it comes back, it makes itself known
 
     def _hand_over(self, old: RegistrarSession, new: RegistrarSession) -> None:
         """Drop what only the ended lookup service listed, once services had the time to join the new one."""

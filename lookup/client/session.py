@@ -13,7 +13,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 from uuid import uuid4
@@ -21,6 +21,7 @@ from uuid import uuid4
 import msgspec
 
 from jbi_pubsub.core.backoff import Backoff
+from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import JbiError, ProtocolError, WireError, rebuild
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.values import decoder_of
@@ -29,7 +30,16 @@ from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.core.wire.tls import is_about_tls
 from jbi_pubsub.lookup.client.events import EventConnection
 from jbi_pubsub.lookup.client.proxy import DIAGNOSTIC, EVENT, EVERYTHING, GAP, RegistrarProxy
-from jbi_pubsub.lookup.client.states import LINK, LinkEvent, LinkState, RegistrarWatch, Watcher, WatchEvent, WatchState
+from jbi_pubsub.lookup.client.states import (
+    LINK,
+    LinkEvent,
+    LinkState,
+    RegistrarWatch,
+    SessionOwner,
+    Watcher,
+    WatchEvent,
+    WatchState,
+)
 from jbi_pubsub.lookup.item import (
     ALL_TRANSITIONS,
     EventDiagnostic,
@@ -89,35 +99,19 @@ class RegistrarSession:
         self,
         ref: ServiceRef,
         security: Security,
-        *,
-        duration: float,
-        probe: float,
+        config: Config,
         name: str,
-        away: Callable[[], None],
-        progress: Callable[[], None] = lambda: None,
-        joined: Callable[[str, int], None] = lambda service_id, told: None,  # noqa: ARG005  # nobody wants to know
-        refused: Callable[[str, JbiError], None] = lambda service_id, why: None,  # noqa: ARG005  # nobody wants to know
-        compression: str = "none",
-        key: Callable[[str], str] = lambda service_id: "",  # noqa: ARG005  # nobody's items
+        owner: SessionOwner,
     ) -> None:
-        """`duration`: seconds of the leases asked for; `probe`: seconds between two signs of life; `compression` of the
-        events.
-
-        `away` is called on each failure: another lookup service may answer there now; `progress` when what `holds`,
-        `watches` or `connected` say may have changed; `joined` when an item is registered that was not, with how many
-        others the lookup service has told of it; `refused` when one is refused that was not. `key` gives what an item
-        (by its service id) is registered with here, so that nobody else can replace it.
-        """
-        self._key = key
-        self._away = away
-        self._progress = progress
-        self._on_joined = joined
-        self._on_refused = refused
+        """`name`: that of the process."""
+        self._owner = owner
         self.ref = ref
         self.registrar_id = ref.service_id
         self._security = security
-        self._duration = duration
-        self._probe = probe
+        self._duration = config.lease.lookup
+        """Seconds of the leases that are asked for."""
+        self._probe = config.lookup.probe
+        """Seconds between two signs of life."""
         self._is_told = False
         """That it is away because of TLS."""
         self._proxy = RegistrarProxy(ref, security)
@@ -139,7 +133,7 @@ class RegistrarSession:
         self.away_since: float | None = None
         """When it stopped to answer (monotonic seconds), None while it answers or was never tried."""
         self._events = EventConnection(
-            security, name=name, compression=compression, receive=self._receive, lost=self._wake
+            security, name=name, compression=config.link.compression, receive=self._receive, lost=self._wake
         )
         self._thread = threading.Thread(target=self._run, name=f"{name}-registrar", daemon=True)
 
@@ -240,8 +234,8 @@ class RegistrarSession:
                 self.away_since = time.monotonic()
             self.state = LINK.after(self.state, LinkEvent.FAILED)
         with guarded("lookup session"):
-            self._away()
-        self._progress()
+            self._owner.away(self.registrar_id)
+        self._owner.progress()
 
     def _tell_away(self, why: JbiError) -> None:
         """Log that the service is away: what passes by itself is no warning; what somebody has to mend is one, once."""
@@ -265,7 +259,7 @@ class RegistrarSession:
             self._is_told = False
             for watched in self._watched.values():
                 watched.follow(WatchEvent.MISSED)  # perhaps, while we were away
-        self._progress()
+        self._owner.progress()
         for refused in self._refused.values():
             refused.again = -math.inf  # it may be another one by now
         self._renew()
@@ -334,20 +328,20 @@ class RegistrarSession:
     def _join(self, item: ServiceItem) -> None:
         begun = time.monotonic()
         try:
-            granted = self._proxy.register(item, self._duration, self._key(item.service_id))
+            granted = self._proxy.register(item, self._duration, self._owner.key(self.registrar_id, item.service_id))
         except JbiError as exc:
             if self._refuse(item.service_id, item, exc):
                 log.error("lookup service %s refuses %s: %s", self.ref.endpoints, item.service_id, exc)
-                self._on_refused(item.service_id, exc)
-                self._progress()
+                self._owner.refused(item.service_id, exc)
+                self._owner.progress()
             return
         self._refused.pop(item.service_id, None)
         with self._changed:
             is_new = item.service_id not in self._joined
             self._joined[item.service_id] = _Joined(item, granted.lease_id)
         if is_new:
-            self._on_joined(item.service_id, granted.told)
-        self._progress()
+            self._owner.joined(item.service_id, granted.told)
+        self._owner.progress()
         self._renew_within(granted.duration, begun)
 
     def _watch(self, key: int, watcher: Watcher) -> None:
@@ -361,7 +355,7 @@ class RegistrarSession:
             if self._refuse(key, watcher, exc):
                 with guarded("lookup watcher"):
                     watcher.refused(self.registrar_id, exc)
-                self._progress()
+                self._owner.progress()
             return
         self._refused.pop(key, None)
         with self._changed:
@@ -401,7 +395,7 @@ class RegistrarSession:
             with self._changed:
                 watched.follow(WatchEvent.FAILED)
             raise
-        self._progress()
+        self._owner.progress()
 
     def _look(self, watched: RegistrarWatch, watcher: Watcher) -> None:
         found: dict[str, ServiceItem] = {}

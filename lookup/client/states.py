@@ -105,6 +105,25 @@ class Watcher(Protocol):
         """The registrar can't watch this template."""
 
 
+class SessionOwner(Protocol):
+    """Owner of sessions, which is told of what happens there, by their threads. Each is named by its lookup service."""
+
+    def key(self, registrar: str, service_id: str) -> str:
+        """Secret that an item is registered with there, so that nobody else can replace it."""
+
+    def away(self, registrar: str) -> None:
+        """The lookup service does not answer: another one may answer at its endpoint now."""
+
+    def progress(self) -> None:
+        """A session may hold or watch something else than before, or not be connected any more."""
+
+    def joined(self, service_id: str, told: int) -> None:
+        """An item is registered that was not; the lookup service has told so many others of it."""
+
+    def refused(self, service_id: str, why: JbiError) -> None:
+        """An item is refused that was not."""
+
+
 @dataclass(slots=True)
 class RegistrarWatch:
     watcher: Watcher

@@ -16,19 +16,18 @@ from hypothesis import strategies as st
 from jbi_pubsub.core.errors import EntryError, IncompatibleEntryError, JbiError, ProtocolError
 from jbi_pubsub.core.lease import FOREVER, FixedLeasePeriodPolicy
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.lookup import items as items_module
 from jbi_pubsub.lookup import posting as posting_module
 from jbi_pubsub.lookup.client import proxy as proxy_module
 from jbi_pubsub.lookup.client.finder import LookupCache
 from jbi_pubsub.lookup.client.proxy import EVERYTHING, RegistrarProxy
-from jbi_pubsub.lookup.client.session import RegistrarSession
 from jbi_pubsub.lookup.client.states import RegistrarWatch, WatchState
 from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.lookup.item import ALL_TRANSITIONS, BOUNDS, ServiceItem, ServiceMatches, ServiceTemplate
 from jbi_pubsub.lookup.items import PAGE_BYTES
 from jbi_pubsub.lookup.quotas import RegistrarLimits
 from jbi_pubsub.lookup.registrar import Outcome, Registrar
+from tests.lookup.test_registrar_session import a_session
 
 COLOUR = define("Colour", {"name": str, "note": str})
 COLOUR_NEW = define("Colour", {"name": str, "shade": str})
@@ -176,7 +175,7 @@ class Client:
         self.lamps, self.between, self.on_the_way = lamps, between, []
         self.cache = LookupCache(RED)
         ref = ServiceRef("lamps", "registrar", ("nowhere:1",))
-        self.session = RegistrarSession(ref, Security(), duration=1000.0, probe=1.0, name="test", away=lambda: None)
+        self.session = a_session(ref, 1000.0, 1.0)
         self.session._proxy = Wire(lamps, self.meanwhile)
         self.key = id(self.cache)
         self.session._watchers = {self.key: self.cache}

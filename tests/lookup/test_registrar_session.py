@@ -14,6 +14,7 @@ from extent import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jbi_pubsub.core.config import Config, LeaseSection, LookupSection
 from jbi_pubsub.core.errors import JbiError, LeaseDeniedError, ProtocolError, WireError, WireTimeoutError
 from jbi_pubsub.core.guard import faults
 from jbi_pubsub.core.lease import FixedLeasePeriodPolicy
@@ -115,8 +116,18 @@ def desk(monkeypatch: pytest.MonkeyPatch) -> Desk:
     return made
 
 
-def a_session() -> RegistrarSession:
-    return RegistrarSession(REF, Security(), duration=TERM, probe=PROBE, name="test", away=lambda: None)
+class Owner:
+    """An owner whom nothing concerns."""
+
+    key = staticmethod(lambda _registrar, _service_id: "")
+
+    def __init__(self) -> None:
+        self.away = self.progress = self.joined = self.refused = lambda *_: None
+
+
+def a_session(ref: ServiceRef = REF, term: float = TERM, probe: float = PROBE) -> RegistrarSession:
+    config = Config(lookup=LookupSection(probe=probe), lease=LeaseSection(lookup=term))
+    return RegistrarSession(ref, Security(), config, "test", Owner())
 
 
 @pytest.fixture
@@ -432,7 +443,7 @@ def test_a_listener_that_raises_is_told_of_what_comes_next(desk: Desk, session: 
     assert [item.service_id for item in cache.items()] == ["printer-2"]
 
 
-@pytest.mark.parametrize("step", ["_connect", "_work", "_away", "_leave"])
+@pytest.mark.parametrize("step", ["_connect", "_work", "away", "_leave"])
 def test_the_thread_of_a_session_goes_on_whatever_a_step_of_it_raises(
     step: str, desk: Desk, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., None]
 ) -> None:
@@ -440,16 +451,17 @@ def test_the_thread_of_a_session_goes_on_whatever_a_step_of_it_raises(
     monkeypatch.setattr(session_module, "BACKOFF_FIRST", 0.001)
     before = faults().get("lookup session", 0)
     session = a_session()
-    whole, left = getattr(session, step), [None] * (1 if step == "_leave" else 3)
+    place = session._owner if step == "away" else session
+    whole, left = getattr(place, step), [None] * (1 if step == "_leave" else 3)
 
-    def fail() -> object:
+    def fail(*given: object) -> object:
         if left:
             left.pop()
             raise KeyError("gone")
-        return whole()
+        return whole(*given)
 
-    monkeypatch.setattr(session, step, fail)
-    if step == "_away":
+    monkeypatch.setattr(place, step, fail)
+    if step == "away":
         failing(desk, "describe", *[WireTimeoutError("no answer")] * 3)
     session.want(printers(1), {})
     session.start()
@@ -481,12 +493,12 @@ def test_a_lookup_service_that_answers_the_first_call_alone_is_not_asked_without
     session = a_session()
     session._changed = waits = _Waits()
 
-    def away() -> None:
+    def away(_registrar: str) -> None:
         failures.append(1)
         if len(failures) == 6:
             session.leave()
 
-    session._away = away
+    session._owner.away = away
     session.want(printers(1), {})
     # When it is tried again and again
     session._run()
