@@ -148,51 +148,47 @@ class Entry:
     def rep(self) -> EntryRep:
         """This entry as data. Whole numbers may be int in all fields of numbers. Raises EntryError for a value that is
         not of its field's type: no other party could read it, and it would equal nothing."""
-        cls = entry_class(type(self))
-        kinds = _field_types(type(self))
+        cls, kinds = _described(type(self))
         return EntryRep(cls, tuple(_text(getattr(self, f), kinds[f], f"{cls.name}.{f}") for f in cls.fields))
 
     @classmethod
     def from_rep(cls, rep: EntryRep) -> Self:
         """The entry that `rep` (of this class or a subclass) stands for. Raises EntryError otherwise."""
-        own = entry_class(cls)
+        own, kinds = _described(cls)
         if own.lineage[0] not in rep.cls.lineage:
             raise EntryError(f"{rep.cls.name} is not a {own.name}")
-        kinds = _field_types(cls)
         return cls(**{f: parse(v, kinds[f]) for f, v in zip(own.fields, rep.values, strict=False)})
 
 
-_identities: WeakKeyDictionary[type[Entry], EntryClass] = WeakKeyDictionary()
-_kinds: WeakKeyDictionary[type[Entry], dict[str, FieldType]] = WeakKeyDictionary()
+_descriptions: WeakKeyDictionary[type[Entry], tuple[EntryClass, dict[str, FieldType]]] = WeakKeyDictionary()
 
 
 def entry_class(cls: type[Entry]) -> EntryClass:
     """The identity of a Python entry class, its superclasses included; worked out once per class."""
-    known = _identities.get(cls)
+    return _described(cls)[0]
+
+
+def _described(cls: type[Entry]) -> tuple[EntryClass, dict[str, FieldType]]:
+    """The identity of an entry class, and the types of its fields."""
+    known = _descriptions.get(cls)
     if known is None:
-        known = _identities[cls] = _identify(cls)
+        kinds = _field_types(cls)
+        known = _descriptions[cls] = _identify(cls, kinds), kinds
     return known
 
 
-def _identify(cls: type[Entry]) -> EntryClass:
+def _identify(cls: type[Entry], kinds: dict[str, FieldType]) -> EntryClass:
     above = [base for base in cls.__bases__ if issubclass(base, Entry) and base is not Entry]
     if len(above) > 1:
         raise EntryError(f"entry class {cls.__qualname__} has two entry superclasses; one is allowed")
     parent = entry_class(above[0]) if above else None
     inherited = parent.fields if parent else ()
-    own = {f: t for f, t in _field_types(cls).items() if f not in inherited}
+    own = {f: t for f, t in kinds.items() if f not in inherited}
     name = cls.__dict__.get("entry_name") or f"{cls.__module__}.{cls.__qualname__}"
     return define(name, own, parent)
 
 
 def _field_types(cls: type[Entry]) -> dict[str, FieldType]:
-    known = _kinds.get(cls)
-    if known is None:
-        known = _kinds[cls] = _read_field_types(cls)
-    return known
-
-
-def _read_field_types(cls: type[Entry]) -> dict[str, FieldType]:
     hints = typing.get_type_hints(cls)
     found: dict[str, FieldType] = {}
     for field in dataclasses.fields(cls):
