@@ -80,13 +80,11 @@ class DurableRegistrar:
         store: Store | None,
         tell: Callable[[Outcome[Any]], None],
         *,
-        clock: Callable[[], float],
         wall: Callable[[], float],
     ) -> None:
         """`tell` sends the events of a decision; `store` is the registrar's log."""
         self._registrar = registrar
         self._store = store
-        self._clock = clock
         self._wall = wall
         self._lock = threading.Lock()
         self._outcomes = OutcomeQueue(tell)
@@ -129,7 +127,7 @@ class DurableRegistrar:
         self, call: Callable[[Registrar, float], Outcome[R]], take_back: Callable[[R], bool]
     ) -> tuple[R, StorageError | None]:
         with self._lock:
-            outcome = call(self._registrar, self._clock())
+            outcome = call(self._registrar, time.monotonic())
             queued = self._outcomes.add(outcome)
         holds, fault = True, None
         try:
@@ -144,14 +142,14 @@ class DurableRegistrar:
 
     def _is_taken_back(self, granted: ServiceRegistration) -> bool:
         with self._lock:
-            outcome = self._registrar.cancel(granted.lease_id, self._clock())
+            outcome = self._registrar.cancel(granted.lease_id, time.monotonic())
         self._outcomes.settle(self._outcomes.add(outcome), holds=False)
         return True
 
     def read(self, call: Callable[[Registrar, float], R]) -> R:
         """Ask the registrar under the lock."""
         with self._lock:
-            return call(self._registrar, self._clock())
+            return call(self._registrar, time.monotonic())
 
     def search(self, template: ServiceTemplate, limit: int, *, total: bool, after: str) -> ServiceMatches:
         """A page of a lookup; others go in between where there is nothing in its first part."""
@@ -183,7 +181,7 @@ class DurableRegistrar:
     def align(self) -> None:
         """Note how the clocks stand to each other, for a restart."""
         if self._store is not None:
-            self._store.align(self._clock(), self._wall())
+            self._store.align(time.monotonic(), self._wall())
 
     def close(self) -> None:
         """Close the log."""

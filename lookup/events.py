@@ -16,7 +16,7 @@ Pure: `fire` returns what to send, and nobody sends anything here. Not thread-sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -99,17 +99,6 @@ class EventBook:
 
     def __len__(self) -> int:
         return len(self._listening)
-
-    def __contains__(self, event_id: object) -> bool:
-        return event_id in self._listening
-
-    def __iter__(self) -> Iterator[Interest]:
-        return (each.interest for each in self._listening.values())
-
-    def get(self, event_id: str) -> Interest | None:
-        """The registration of that id, or None."""
-        known = self._listening.get(event_id)
-        return known.interest if known else None
 
     def add(self, interest: Interest) -> None:
         """Take a registration in; events are numbered from `interest.number` + 1."""

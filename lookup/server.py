@@ -57,7 +57,6 @@ class LookupServer:
         registrar: Registrar,
         *,
         store: Store | None = None,
-        clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         access: AccessPolicy | None = None,
         destroyed: Callable[[], None] = lambda: None,
@@ -69,11 +68,10 @@ class LookupServer:
         which says who may do what (None: everybody everything). `destroyed` is called on that admin call.
         """
         self._config = config
-        self._clock = clock
-        self._started = clock()
+        self._started = time.monotonic()
         self.access: Final = access or AllowAll()
         self._events = EventChannels(config.link.max_compressed)
-        self.registrar: Final = DurableRegistrar(registrar, store, self._events.offer, clock=clock, wall=wall)
+        self.registrar: Final = DurableRegistrar(registrar, store, self._events.offer, wall=wall)
         self._permissions = LeasePermissions(self.access, self.registrar)
         self._presence = LookupPresence(
             config,
@@ -137,7 +135,7 @@ class LookupServer:
             version=version(),
             time=round(time.time(), 3),
             address=self.address,
-            uptime=round(self._clock() - self._started, 1),
+            uptime=round(time.monotonic() - self._started, 1),
             connections=self._presence.connections,
             tls=self._presence.endpoint.tls(),
             threads=threading.active_count(),
@@ -166,7 +164,7 @@ class LookupServer:
             while self.registrar.change(lambda registrar, now: registrar.expire(now, REAP_AT_ONCE)) >= REAP_AT_ONCE:
                 time.sleep(BREATH)
             due = self.registrar.read(lambda registrar, _: registrar.next_deadline())
-            pause = REAP_MOST if due is None else min(REAP_MOST, max(0.01, due - self._clock()))
+            pause = REAP_MOST if due is None else min(REAP_MOST, max(0.01, due - time.monotonic()))
         self._permissions.ask_again()
         self._events.drop_idle(2 * max(self._config.lease.lookup, 30.0))
         self.registrar.align()

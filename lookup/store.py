@@ -188,11 +188,7 @@ class Store:
         if expires <= end <= expires + 2 * record.term and record.term <= term:
             self._spared += 1
             return
-        before = self._waiting.get(key)
-        if isinstance(before, ItemKept | InterestKept):
-            self._waiting[key] = msgspec.structs.replace(before, expires=record.expires, term=record.term)
-        else:
-            self._waiting[key] = record
+        self._waiting[key] = _moved(self._waiting.get(key), record)
         self._ends[key] = (self._clock.end(record), record.term)
 
     # -- disk ---------------------------------------------------------------------------------------------------
@@ -249,10 +245,7 @@ class Store:
     def _put_back(self, batch: dict[Key, FileRecord]) -> None:
         newer, self._waiting = self._waiting, batch
         for key, record in newer.items():
-            before = batch.get(key)
-            if isinstance(record, LeaseMoved) and isinstance(before, ItemKept | InterestKept):
-                record = msgspec.structs.replace(before, expires=record.expires, term=record.term)
-            self._waiting[key] = record
+            self._waiting[key] = _moved(batch.get(key), record) if isinstance(record, LeaseMoved) else record
 
     def _commit(self, batch: dict[Key, FileRecord]) -> None:
         self._file.commit(batch, self._clock, self._epoch)
@@ -270,3 +263,10 @@ class Store:
             with self._changed:
                 self._busy = False
                 self._changed.notify_all()
+
+
+def _moved(before: FileRecord | None, moved: LeaseMoved) -> FileRecord:
+    """A record for a lease that has moved: that it has, or the one that waited before, with its new end."""
+    if isinstance(before, ItemKept | InterestKept):
+        return msgspec.structs.replace(before, expires=moved.expires, term=moved.term)
+    return moved

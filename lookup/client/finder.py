@@ -118,13 +118,9 @@ class LookupCache:
         if self._listener is None or old == new:
             return
         with guarded("lookup listener"):  # what it raises is no reason for the others to hear nothing
-            self._call(self._listener, old, new)
-
-    @staticmethod
-    def _call(listener: ServiceListener, old: ServiceItem | None, new: ServiceItem | None) -> None:
-        if old is None and new is not None:
-            listener.service_added(new)
-        elif new is None and old is not None:
-            listener.service_removed(old)
-        elif old is not None and new is not None:
-            listener.service_changed(old, new)
+            if old is not None and new is not None:
+                self._listener.service_changed(old, new)
+            elif new is not None:
+                self._listener.service_added(new)
+            elif old is not None:
+                self._listener.service_removed(old)

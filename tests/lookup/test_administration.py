@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -404,7 +405,7 @@ def test_many_leases_that_end_at_once_do_so_in_small_steps(
     with server.registrar._lock:
         for number in range(450):
             item = msgspec.structs.replace(PRINTER, service_id=f"printer-{number}")
-            server.registrar._registrar.register(item, 0.01, server._clock())
+            server.registrar._registrar.register(item, 0.01, time.monotonic())
     eventually(lambda: server.status()["expired"] == 450)
     assert sum(ended) == 450
     assert max(ended) <= REAP_AT_ONCE <= 100
