@@ -9,7 +9,9 @@ from __future__ import annotations
 import struct
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
+from contextlib import suppress
 from ipaddress import ip_address
+from itertools import count
 from struct import Struct
 from typing import BinaryIO, Final, NamedTuple
 
@@ -81,43 +83,36 @@ class Capture:
 
     def __iter__(self) -> Iterator[CapturedDatagram]:
         """The datagrams."""
-        for frame in self._frames:
-            self.counts["packets"] += 1
-            try:
-                found = self._datagram(frame)
-            except (struct.error, IndexError, ValueError):
-                found = "cut off"
-            if isinstance(found, str):
-                self.counts[found] += 1
-            else:
-                yield found
+        with suppress(EOFError):
+            for frame in self._frames:
+                self.counts["packets"] += 1
+                try:
+                    found = self._datagram(frame)
+                except (struct.error, IndexError, ValueError):
+                    found = "cut off"
+                if isinstance(found, str):
+                    self.counts[found] += 1
+                else:
+                    yield found
 
     # -- packets of files -----------------------------------------------------------------------------------------
 
-    def _read(self, size: int, *, may_end: bool = False) -> bytes | None:
-        """So many bytes; None: that was the end, or is more than a packet may have."""
+    def _read(self, size: int, *, may_end: bool = False) -> bytes:
+        """So many bytes. Raises EOFError: that was the end, or is more than a packet may have."""
         if size > PACKET_MOST:
             self.trouble = f"a packet of {size} bytes"
-            return None
+            raise EOFError
         data = self._file.read(size)
-        if len(data) == size:
-            return data
-        self.trouble = "" if may_end and not data else "it ends within a packet"
-        return None
+        if len(data) < size:
+            self.trouble = "" if may_end and not data else "it ends within a packet"
+            raise EOFError
+        return data
 
     def _plain_frames(self, order: str, unit: float, link_type: int) -> Iterator[CapturedFrame]:
         head = Struct(f"{order}4I")
-        number = 0
-        while True:
-            record = self._read(head.size, may_end=True)
-            if record is None:
-                return
-            seconds, fraction, size, whole = head.unpack(record)
-            data = self._read(size)
-            if data is None:
-                return
-            number += 1
-            yield CapturedFrame(number, seconds + fraction * unit, link_type, data, size < whole)
+        for number in count(1):
+            seconds, fraction, size, whole = head.unpack(self._read(head.size, may_end=True))
+            yield CapturedFrame(number, seconds + fraction * unit, link_type, self._read(size), size < whole)
 
     def _enhanced_frames(self, begin: bytes) -> Iterator[CapturedFrame]:
         """Frames of pcapng: blocks of interfaces, and of packets that name one."""
@@ -125,8 +120,6 @@ class Capture:
         interfaces: list[tuple[int, float]] = []
         while True:
             size = self._read(4)
-            if size is None:
-                return
             if int.from_bytes(kind) == _SECTION:
                 interfaces.clear()
                 magic = self._read(4)
@@ -134,8 +127,6 @@ class Capture:
                 body = self._read(max(0, Struct(f"{order}I").unpack(size)[0] - 12))
             else:
                 body = self._read(max(0, Struct(f"{order}I").unpack(size)[0] - 8))
-            if body is None:
-                return
             type_ = Struct(f"{order}I").unpack(kind)[0]
             if type_ == _INTERFACE and len(body) >= 8 and len(interfaces) < INTERFACES_MOST:
                 interfaces.append((Struct(f"{order}H").unpack_from(body)[0], _unit(order, body[8:])))
@@ -147,10 +138,7 @@ class Capture:
                     self.counts["cut off"] += 1
                 else:
                     yield frame
-            next_ = self._read(4, may_end=True)
-            if next_ is None:
-                return
-            kind = next_
+            kind = self._read(4, may_end=True)
 
     # -- packets of networks --------------------------------------------------------------------------------------
 
