@@ -7,7 +7,7 @@ each origin and of all together, with a small share for all origins that have no
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from math import inf
 from typing import Final, NamedTuple
@@ -111,26 +111,17 @@ class OriginLog:
         self.held.remove_range(serial, serial)
 
 
-class LogBook:
-    """All logs that are known here."""
+class LogBook(dict[LogId, OriginLog]):
+    """All logs that are known here. They come by `open`, and go by `forget_idle`."""
 
     def __init__(self, me: bytes, epoch: int, known: Container[bytes], *, is_relay: bool = False) -> None:
         """`epoch`: of our start; `known`: origins that have announced themselves, and are there; `is_relay`: we are on
         several networks."""
+        super().__init__()
         self._me, self._epoch, self._is_relay = me, epoch, is_relay
         self._known = known
-        self._logs: dict[LogId, OriginLog] = {}
         self._of_origin: Counter[bytes] = Counter()
         self._unknown: set[LogId] = set()
-
-    def __iter__(self) -> Iterator[LogId]:
-        return iter(self._logs)
-
-    def __len__(self) -> int:
-        return len(self._logs)
-
-    def __contains__(self, log_id: object) -> bool:
-        return log_id in self._logs
 
     def concerns_us(self, log_id: LogId) -> bool:
         """Whether we hear a log, or pass it on: not what is directed to another one on our only network."""
@@ -140,18 +131,6 @@ class LogBook:
     def is_told(self, log_id: LogId) -> bool:
         """Whether others can tell of a log: it concerns us, and is none of this start of ours, which we know best."""
         return self.concerns_us(log_id) and log_id[:2] != (self._me, self._epoch)
-
-    def get(self, log_id: LogId) -> OriginLog | None:
-        """A log, or None."""
-        return self._logs.get(log_id)
-
-    def values(self) -> Iterator[OriginLog]:
-        """Each of them."""
-        return iter(self._logs.values())
-
-    def items(self) -> Iterator[tuple[LogId, OriginLog]]:
-        """Each with its id."""
-        return iter(self._logs.items())
 
     def is_known(self, origin: bytes) -> bool:
         """Whether a node has announced itself, and is there; we ourselves are."""
@@ -163,17 +142,17 @@ class LogBook:
 
     def open(self, log_id: LogId) -> OriginLog:
         """A log. Raises ProtocolError: there is no room for another one."""
-        log = self._logs.get(log_id)
+        log = self.get(log_id)
         if log is not None:
             return log
         if log_id[:2] == (self._me, self._epoch):
-            log = self._logs[log_id] = OriginLog()
+            log = self[log_id] = OriginLog()
             return log
         is_known = self.is_known(log_id.origin)
         if not is_known and len(self._unknown) >= LOGS_OF_UNKNOWN:
             self._unknown = {each for each in self._unknown if not self.is_known(each.origin)}
         if (
-            len(self._logs) >= LOGS_MOST
+            len(self) >= LOGS_MOST
             or self._of_origin[log_id.origin] >= LOGS_OF_ORIGIN
             or (not is_known and len(self._unknown) >= LOGS_OF_UNKNOWN)
         ):
@@ -181,12 +160,12 @@ class LogBook:
         if not is_known:
             self._unknown.add(log_id)
         self._of_origin[log_id.origin] += 1
-        log = self._logs[log_id] = OriginLog()
+        log = self[log_id] = OriginLog()
         return log
 
     def mark_gone(self, now: float, epoch_of: Callable[[bytes], int]) -> None:
         """Note which origins have left, or been started anew. `epoch_of`: number of a node's start; 0: it has left."""
-        for log_id, log in self._logs.items():
+        for log_id, log in self.items():
             epoch = self._epoch if log_id.origin == self._me else epoch_of(log_id.origin)
             if epoch and log_id.epoch >= epoch:
                 log.gone_at = inf
@@ -199,11 +178,11 @@ class LogBook:
         streams = {0, stream_to(self._me), *map(stream_to, there)}
         idle = [
             log_id
-            for log_id, log in self._logs.items()
+            for log_id, log in self.items()
             if (log.is_gone or log_id.stream not in streams) and not log.held and log.mentioned <= before
         ]
         for log_id in idle:
-            del self._logs[log_id]
+            del self[log_id]
             if log_id[:2] == (self._me, self._epoch):
                 continue  # ours are not counted
             self._unknown.discard(log_id)

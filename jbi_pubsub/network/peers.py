@@ -6,7 +6,7 @@ order in which it happened.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
@@ -69,47 +69,38 @@ class _HeardPeer:
     """When it told of great losses last."""
 
 
-class Peers:
-    """Nodes that are heard. One thread at a time."""
+class Peers(dict[bytes, _HeardPeer]):
+    """Nodes that are heard, by their ids. One thread at a time. They come by `hear`, and go by `age`."""
 
     def __init__(self, me: bytes, timeout: float) -> None:
         """`timeout`: seconds without an announcement after which a node has left."""
+        super().__init__()
         self._me = me
         self._timeout = timeout
-        self._peers: dict[bytes, _HeardPeer] = {}
         self._changes: list[PeerChange] = []
         self.has_twin = False
         """Somebody else spoke under our id."""
 
-    def __contains__(self, origin: object) -> bool:
-        return origin in self._peers
-
-    def __iter__(self) -> Iterator[bytes]:
-        return iter(self._peers)
-
-    def __len__(self) -> int:
-        return len(self._peers)
-
     def epoch(self, origin: bytes) -> int:
         """Number of a node's last start; 0: it is not there."""
-        peer = self._peers.get(origin)
+        peer = self.get(origin)
         return peer.announcement.epoch if peer is not None else 0
 
     def is_heard(self, origin: bytes, epoch: int, at: int) -> bool:
         """Whether a node, of that start, announces itself on a network."""
-        peer = self._peers.get(origin)
+        peer = self.get(origin)
         return peer is not None and peer.at == at and peer.announcement.epoch == epoch
 
     def is_overrun(self, origin: bytes) -> bool:
         """Whether a node has lost most of what somebody sends, lately: it takes much less than comes."""
-        peer = self._peers.get(origin)
+        peer = self.get(origin)
         return peer is not None and peer.heard - peer.overrun_at < OVERRUN_SECONDS
 
     def hear(self, origin: bytes, announcement: NodeAnnouncement, at: int, now: float) -> bool:
         """A node has announced itself; False: it was of an earlier start, or there are too many."""
-        known = self._peers.get(origin)
+        known = self.get(origin)
         if known is None:
-            if len(self._peers) >= PEERS_MOST:
+            if len(self) >= PEERS_MOST:
                 return False
             self._changes.append(PeerChange(PeerEvent.HEARD, origin, announcement.epoch))
         elif announcement.epoch < known.announcement.epoch:
@@ -119,7 +110,7 @@ class Peers:
         overrun_at = known.overrun_at if known else -inf
         if max(announcement.losses.values(), default=0.0) > OVERRUN_LOSS:
             overrun_at = now
-        self._peers[origin] = _HeardPeer(announcement, known.at if known else at, now, overrun_at)
+        self[origin] = _HeardPeer(announcement, known.at if known else at, now, overrun_at)
         return True
 
     def hear_twin(self, epoch: int) -> None:
@@ -130,9 +121,9 @@ class Peers:
 
     def age(self, now: float) -> list[bytes]:
         """Those that have left by now."""
-        gone = [origin for origin, peer in self._peers.items() if now - peer.heard > self._timeout]
+        gone = [origin for origin, peer in self.items() if now - peer.heard > self._timeout]
         for origin in gone:
-            epoch = self._peers.pop(origin).announcement.epoch
+            epoch = self.pop(origin).announcement.epoch
             self._changes.append(PeerChange(PeerEvent.LEFT, origin, epoch))
         return gone
 
@@ -149,5 +140,5 @@ class Peers:
                 each.announcement.name, each.announcement.addresses, each.announcement.roles,
                 each.announcement.epoch, each.at, now - each.heard, by_network[each.at].get(origin[:4], 0.0),
             )
-            for origin, each in self._peers.items()
+            for origin, each in self.items()
         }  # fmt: skip
