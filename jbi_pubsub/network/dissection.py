@@ -15,7 +15,7 @@ import msgspec
 
 from jbi_pubsub.core.errors import ProtocolError
 from jbi_pubsub.core.intervals import RangeSet
-from jbi_pubsub.core.sealing import SEAL_BYTES, SESSION_BYTES, TAG_BYTES, SealFault
+from jbi_pubsub.core.sealing import FLAGS_AT, HEADER_BYTES, SEAL_BYTES, SESSION_BYTES, TAG_BYTES, SealFault
 from jbi_pubsub.core.values import decoded, decoder_of
 from jbi_pubsub.network.bodies import decoded_announcement, decoded_request
 from jbi_pubsub.network.captures import CapturedDatagram
@@ -49,9 +49,8 @@ REASON_MOST, REASONS_MOST = 80, 100
 """Characters of why one is malformed, and whys that are counted apart."""
 DEPTH_MOST: Final = 30
 """Values within each other that are shown."""
-_HEAD_SIZE: Final = 48
 _BEGIN: Final = MAGIC + bytes((VERSION,))
-_FLAGS_AT, _LENGTH_AT, _LENGTH_MOST = 4, 34, 65_535
+_LENGTH_AT, _LENGTH_MOST = 34, 65_535
 _OPAQUE: Final = (DatagramKind.PUBLICATION, DatagramKind.RESULT, DatagramKind.STREAM)
 """Kinds whose bodies are not shown: objects, and what others say."""
 _anything: Final = decoder_of(Any)
@@ -124,7 +123,7 @@ class Dissector:
 
     def _dissected(self, captured: CapturedDatagram, data: bytes) -> Plain:
         unsealed: bytes | SealFault = data
-        if self._opener is not None and len(data) > _FLAGS_AT and data[_FLAGS_AT] & SEALED:
+        if self._opener is not None and len(data) > FLAGS_AT and data[FLAGS_AT] & SEALED:
             unsealed = self._opener(data)
         is_opened = unsealed is not data and not isinstance(unsealed, SealFault)
         bare = data if isinstance(unsealed, SealFault) else unsealed
@@ -200,16 +199,18 @@ class Dissector:
 
 def _read(data: bytes) -> Datagram | str:
     """A datagram, or why it is none. Of a sealed one the header; what is behind it nobody can read."""
-    if len(data) < _HEAD_SIZE or not data[_FLAGS_AT] & SEALED:
+    if len(data) < HEADER_BYTES or not data[FLAGS_AT] & SEALED:
         return read(data)
-    mode, algorithm = data[_FLAGS_AT] & 3, data[_FLAGS_AT + 1]
+    mode, algorithm = data[FLAGS_AT] & 3, data[FLAGS_AT + 1]
     if mode == 3 or algorithm >= len(HASHES):
         return read(data)
-    behind = len(data) - _HEAD_SIZE - SEAL_BYTES
+    behind = len(data) - HEADER_BYTES - SEAL_BYTES
     if not 0 <= behind <= _LENGTH_MOST:
         return "shorter than its seal" if behind < 0 else "longer than a datagram"
-    bare = bytearray(data[:_HEAD_SIZE] + bytes(HASHES[algorithm][1]) + data[_HEAD_SIZE + SESSION_BYTES : -TAG_BYTES])
-    bare[_FLAGS_AT] &= COMPRESSED | REPAIR | SEALED
+    bare = bytearray(
+        data[:HEADER_BYTES] + bytes(HASHES[algorithm][1]) + data[HEADER_BYTES + SESSION_BYTES : -TAG_BYTES]
+    )
+    bare[FLAGS_AT] &= COMPRESSED | REPAIR | SEALED
     bare[_LENGTH_AT : _LENGTH_AT + 2] = behind.to_bytes(2)
     found = read(bytes(bare))
     return found if isinstance(found, str) else found._replace(mode=DatagramMode(mode), message=b"")
@@ -217,7 +218,7 @@ def _read(data: bytes) -> Datagram | str:
 
 def _cars(data: bytes) -> list[bytes]:
     """The datagrams of a train, as a sender's own capture has it: all of one size, but for the last one."""
-    at = data.find(_BEGIN, _HEAD_SIZE)
+    at = data.find(_BEGIN, HEADER_BYTES)
     for _ in range(TRAIN_MOST):
         if at < 0:
             break
@@ -321,9 +322,9 @@ def explained(data: bytes) -> list[ExplainedField]:
             at += size
 
     take(*_HEAD)
-    if len(data) < _HEAD_SIZE:
+    if len(data) < HEADER_BYTES:
         return found
-    flags, algorithm = data[_FLAGS_AT], min(data[_FLAGS_AT + 1], len(HASHES) - 1)
+    flags, algorithm = data[FLAGS_AT], min(data[FLAGS_AT + 1], len(HASHES) - 1)
     if flags & SEALED:
         sealed = max(0, len(data) - at - SEAL_BYTES)
         take(("session", SESSION_BYTES), ("sealed", sealed), ("tag", TAG_BYTES))

@@ -28,6 +28,7 @@ from jbi_pubsub.core.errors import ConfigurationError, PortInUseError
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.network.emulation import DOWN, UP, Link
 from jbi_pubsub.network.impairments import ImpairedWay, SharedMedium
+from jbi_pubsub.network.links.link import DATAGRAM_MOST
 from jbi_pubsub.network.topology import (
     Address,
     ChangedTerms,
@@ -45,7 +46,6 @@ BUFFER_BYTES: Final = 8 << 20
 DRAIN_MOST: Final = 64
 LONGEST_WAIT: Final = 0.5
 STOP_SECONDS: Final = 5.0
-DATAGRAM_MOST: Final = 65_535
 _MULTICAST_ALL: Final = 49
 """IP_MULTICAST_ALL, which Python has no name for (linux/in.h)."""
 
