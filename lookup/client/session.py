@@ -308,7 +308,7 @@ class RegistrarSession:
                     self._breathe()
                     self._watch(key, watcher)
             elif self._watched[key].state is WatchState.STALE:
-                self._resync(key, watcher)
+                self._resync(self._watched[key])
 
     def _bring(self, service_id: str) -> None:
         """One item as it is wanted now. If that does not come to an end, it is news still."""
@@ -358,10 +358,11 @@ class RegistrarSession:
                 self._owner.progress()
             return
         self._refused.pop(key, None)
+        watched = RegistrarWatch(watcher, granted.event_id, granted.number, granted.lease_id)
         with self._changed:
-            self._watched[key] = RegistrarWatch(watcher, granted.event_id, granted.number, granted.lease_id)
+            self._watched[key] = watched
         self._renew_within(granted.duration, begun)
-        self._resync(key, watcher)
+        self._resync(watched)
 
     def _may_ask(self, key: str | int) -> bool:
         refused = self._refused.get(key)
@@ -377,7 +378,7 @@ class RegistrarSession:
         self._refused[key] = _Refused(wanted, why, pause, time.monotonic() + pause)
         return before is None
 
-    def _resync(self, key: int, watcher: Watcher) -> None:
+    def _resync(self, watched: RegistrarWatch) -> None:
         """Look up all that matches, page by page, and bring the watcher to it.
 
         Invariant: of a service with no event since the lookup began, every page that could show it shows the truth: it
@@ -386,18 +387,18 @@ class RegistrarSession:
         events show as a gap, and that as another resync.
         """
         with self._changed:
-            watched = self._watched[key]
             watched.follow(WatchEvent.ASKED)
             watched.held = {}
         try:
-            self._look(watched, watcher)
+            self._look(watched)
         except BaseException:
             with self._changed:
                 watched.follow(WatchEvent.FAILED)
             raise
         self._owner.progress()
 
-    def _look(self, watched: RegistrarWatch, watcher: Watcher) -> None:
+    def _look(self, watched: RegistrarWatch) -> None:
+        watcher = watched.watcher
         found: dict[str, ServiceItem] = {}
         why: JbiError | None = None
         try:
@@ -540,7 +541,7 @@ class RegistrarSession:
                 self._dirty = True
                 self._changed.notify_all()
             watched.number = event.number
-            if watched.is_looking:
+            if watched.state in (WatchState.LOOKING, WatchState.LOOKING_STALE):
                 watched.held.pop(event.service_id, None)  # the newest stands last
                 watched.held[event.service_id] = event
                 return
@@ -549,8 +550,10 @@ class RegistrarSession:
             self._tell(watched.watcher, event)
 
     def _tell(self, watcher: Watcher, event: ServiceEvent) -> None:
+        # one that has ceased to match by a change of its entries comes with them
+        item = None if event.transition == Transition.MATCH_NOMATCH else event.item
         with guarded("lookup watcher"):
-            watcher.changed(self.registrar_id, event.service_id, _matching(event))
+            watcher.changed(self.registrar_id, event.service_id, item)
 
     def _watched_for(self, event: ServiceEvent | EventDiagnostic) -> RegistrarWatch | None:
         """The watch that an event is for: its key was the handback. Looking for the event id would cost a step for each
@@ -559,8 +562,3 @@ class RegistrarSession:
         known = handback.isascii() and handback.isdigit() and len(handback) <= KEY_DIGITS
         watched = self._watched.get(int(handback)) if known else None
         return watched if watched is not None and watched.event_id == event.event_id else None
-
-
-def _matching(event: ServiceEvent) -> ServiceItem | None:
-    """The event's item if it matches now. One that has ceased to by a change of its entries comes with them."""
-    return None if event.transition == Transition.MATCH_NOMATCH else event.item

@@ -134,11 +134,6 @@ class RegistrarWatch:
     held: dict[str, ServiceEvent] = field(default_factory=dict)
     """The last event of each service that came while a lookup was under way: applied behind its result."""
 
-    @property
-    def is_looking(self) -> bool:
-        """Whether a lookup is under way."""
-        return self.state in (WatchState.LOOKING, WatchState.LOOKING_STALE)
-
     def follow(self, event: WatchEvent) -> None:
         """Go on to the next state."""
         self.state = WATCH.after(self.state, event)

@@ -190,7 +190,7 @@ class Client:
 
     def resync(self) -> None:
         while self.session._watched[self.key].state is WatchState.STALE:
-            self.session._resync(self.key, self.cache)
+            self.session._resync(self.session._watched[self.key])
 
     def meanwhile(self) -> None:
         """Changes; then some events are lost, and some of the others arrive."""
