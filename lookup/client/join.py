@@ -473,11 +473,23 @@ class JoinManager:
         """That all lookup services that are asked don't let us in, the first one's AccessDeniedError as its cause;
         None: one does, or may yet."""
         refusals = self._registrars.discovery.refusals()
-        return _refused(refusals) if refusals and not self.connected() else None
+        if not refusals or self.connected():
+            return None
+        said = "; ".join(f"{at}: {why.message}" for at, why in refusals.items())
+        first = next(iter(refusals.values()))
+        made = LookupNotFoundError(f"no lookup service lets us in; {said}", hint=first.hint)
+        made.__cause__ = first
+        return made
 
     def absent(self, waited: float | None) -> LookupNotFoundError:
         """That none answered in `waited` seconds, with the last failure of each that was asked; None: we have left."""
-        return _absent(self._config, self._registrars.discovery.asked(), waited)
+        groups, asked = self._config.lookup.groups, self._registrars.discovery.asked()
+        tried = ", ".join(f"{at} ({why})" if why else at for at, why in asked.items())
+        return LookupNotFoundError(
+            f"no lookup service of {shown_groups(None if ALL_GROUPS in groups else groups)} answered "
+            f"{'before we left' if waited is None else f'within {round(waited, 1):g} s'}; tried: {tried or 'none'}",
+            hint=next((hint for part, hint in _HINTS.items() if part in tried), _START_HINT),
+        )
 
     def sessions(self) -> list[RegistrarSession]:
         """One for each lookup service found so far."""
@@ -517,25 +529,6 @@ class JoinManager:
             with self._changed:
                 soon = min(deadline, max(begun + refused_seconds, time.monotonic() + _LOOK_SECONDS))
                 self._changed.wait_for(lambda: self._news != news, soon - time.monotonic())  # noqa: B023  # called here
-
-
-def _refused(refusals: Mapping[str, AccessDeniedError]) -> LookupNotFoundError:
-    said = "; ".join(f"{at}: {why.message}" for at, why in refusals.items())
-    first = next(iter(refusals.values()))
-    made = LookupNotFoundError(f"no lookup service lets us in; {said}", hint=first.hint)
-    made.__cause__ = first
-    return made
-
-
-def _absent(config: Config, asked: Mapping[str, str], waited: float | None) -> LookupNotFoundError:
-    """The error after `waited` seconds; None: we have left."""
-    groups = config.lookup.groups
-    tried = ", ".join(f"{at} ({why})" if why else at for at, why in asked.items())
-    return LookupNotFoundError(
-        f"no lookup service of {shown_groups(None if ALL_GROUPS in groups else groups)} answered "
-        f"{'before we left' if waited is None else f'within {round(waited, 1):g} s'}; tried: {tried or 'none'}",
-        hint=next((hint for part, hint in _HINTS.items() if part in tried), _START_HINT),
-    )
 
 
 def _interfaces(config: Config) -> tuple[str, ...]:
