@@ -78,6 +78,11 @@ class _Problem(NamedTuple):
 
     why: str = ""
     is_closed: bool = False
+    refusal: AccessDeniedError | None = None
+    """That of a lookup service that does not let us in."""
+    due: float = -math.inf
+    """When such a one is asked again (monotonic)."""
+    backoff: Backoff | None = None
 
 
 _NONE: Final = _Problem()
@@ -112,7 +117,7 @@ class Suggestions:
         When all places are taken, the one that has failed longest gives way.
         """
         named = endpoints[:MAX_ENDPOINTS]
-        self._withdraw(source, frozenset(named))
+        self.withdraw(source, frozenset(named))
         for endpoint in named:
             known = self._book.get(endpoint)
             if known is not None:
@@ -123,9 +128,12 @@ class Suggestions:
             elif self._make_room():
                 self._book[endpoint] = _Suggestion({source}, now)
 
-    def withdraw(self, source: str) -> None:
-        """`source` names nothing any more; what no other source names is forgotten."""
-        self._withdraw(source, frozenset())
+    def withdraw(self, source: str, kept: Container[str] = ()) -> None:
+        """`source` names nothing but what is `kept` any more; what no other source names is forgotten."""
+        for endpoint in [e for e, each in self._book.items() if source in each.sources and e not in kept]:
+            self._book[endpoint].sources.discard(source)
+            if not self._book[endpoint].sources:
+                del self._book[endpoint]
 
     def due(self, now: float, known: Container[str] = ()) -> list[str]:
         """Endpoints to probe now, longest due first, without those where a lookup service is `known`."""
@@ -150,12 +158,6 @@ class Suggestions:
             del self._book[endpoint]
         found.asked, found.due = now, now + found.backoff.pause()
 
-    def _withdraw(self, source: str, kept: Container[str]) -> None:
-        for endpoint in [e for e, each in self._book.items() if source in each.sources and e not in kept]:
-            self._book[endpoint].sources.discard(source)
-            if not self._book[endpoint].sources:
-                del self._book[endpoint]
-
     def _make_room(self) -> bool:
         if len(self._book) < self._most:
             return True
@@ -163,20 +165,6 @@ class Suggestions:
         if failing:
             del self._book[min(failing)[1]]
         return bool(failing)
-
-
-def _unchanged() -> float:
-    """No jitter: shorter pauses would lock out sooner."""
-    return 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Refusal:
-    """Refusal of a lookup service that does not let us in, and when it is asked again (monotonic)."""
-
-    error: AccessDeniedError
-    due: float
-    backoff: Backoff
 
 
 class LookupDiscovery:
@@ -218,7 +206,6 @@ class LookupDiscovery:
         self._suggestions = Suggestions()
         self._known: dict[str, str] = {}  # endpoint -> service id that answered there
         self._problems: dict[str, _Problem] = {}
-        self._refusals: dict[str, _Refusal] = {}  # endpoint -> the same, of those that may not be asked by us
         self._stopping = False
         self._has_more = False
         """More are due than one round probes."""
@@ -274,7 +261,7 @@ class LookupDiscovery:
             named = {self._known[e] for e in self._known if e in checked or e in self._suggestions}
             gone = set(self._known.values()) - named
             self._known.clear()  # all are asked again, as the groups may have changed
-            self._refusals.clear()
+            self._problems = {at: _Problem(each.why, each.is_closed) for at, each in self._problems.items()}
             self._job.wake()
         for service_id in gone:
             self._discarded(service_id)
@@ -293,9 +280,9 @@ class LookupDiscovery:
     def refusals(self) -> dict[str, AccessDeniedError]:
         """Refusals of the endpoints that are asked, if each of them does not let us in; {} if another one may."""
         with self._lock:
-            if {*self._locators, *self._suggestions} - self._refusals.keys() or time.monotonic() < self._heard:
-                return {}
-            return {at: each.error for at, each in self._refusals.items()}
+            asked = {*self._locators, *self._suggestions}
+            refused = {at: why for at in asked if (why := self._problems.get(at, _NONE).refusal) is not None}
+            return refused if len(refused) == len(asked) and time.monotonic() >= self._heard else {}
 
     def is_alone(self) -> bool:
         """Whether every endpoint that is asked has refused the connection, and whoever announces itself was heard."""
@@ -321,7 +308,7 @@ class LookupDiscovery:
             now = time.monotonic()
             due = self._suggestions.due(now, self._known)
             self._has_more = len(due) > PROBES_A_ROUND
-            refused = {at for at, each in self._refusals.items() if each.due > now}
+            refused = {at for at, each in self._problems.items() if each.due > now}
             return list(dict.fromkeys(at for at in (*self._locators, *due[:PROBES_A_ROUND]) if at not in refused))
 
     def _probe(self, endpoint: str) -> None:
@@ -329,19 +316,19 @@ class LookupDiscovery:
             if self._stopping or endpoint in self._known:
                 return
         ref = ServiceRef("", EXPORTED, (endpoint,))
-        info, problem, refusal = None, _Problem("its answer makes no sense"), None
+        info, problem = None, _Problem("its answer makes no sense")
         with guarded("discovery probe"):
             try:
                 info = self._describe(ref)
             except JbiError as exc:
-                problem = _Problem(exc.message, isinstance(exc.__cause__, ConnectionRefusedError))
                 refusal = exc if isinstance(exc, AccessDeniedError) else None
+                problem = _Problem(exc.message, isinstance(exc.__cause__, ConnectionRefusedError), refusal)
         if info is None:
             log.debug("no lookup service at %s: %s", endpoint, problem.why)
             with self._lock:
                 self._suggestions.failed(endpoint, time.monotonic())
-                self._note(endpoint, problem, refusal)
-            if refusal is not None:
+                self._note(endpoint, problem)
+            if problem.refusal is not None:
                 self._refused()
             return
         with self._lock:
@@ -362,21 +349,21 @@ class LookupDiscovery:
             info = proxy.describe()
         finally:
             proxy.close()
-        names = (info.service_id, *info.groups)
-        if not info.service_id or len(info.groups) > MAX_GROUPS or any(map(_is_odd, names)):
+        is_odd = any(len(name) > MAX_NAME or not name.isprintable() for name in (info.service_id, *info.groups))
+        if not info.service_id or len(info.groups) > MAX_GROUPS or is_odd:
             raise ProtocolError("what answers there has an id or groups that no lookup service has")
         return info
 
-    def _note(self, endpoint: str, problem: _Problem, refusal: AccessDeniedError | None = None) -> None:
+    def _note(self, endpoint: str, problem: _Problem) -> None:
         """Called under the lock."""
+        if problem.refusal is not None:
+            known = self._problems.get(endpoint, _NONE).backoff
+            # without jitter: shorter pauses would lock out sooner
+            backoff = known or Backoff(PAUSE_FIRST, REFUSED_MOST, lambda: 1.0)
+            problem = problem._replace(due=time.monotonic() + backoff.pause(), backoff=backoff)
         self._problems[endpoint] = problem
-        before = self._refusals.pop(endpoint, None)
-        if refusal is not None:
-            backoff = before.backoff if before is not None else Backoff(PAUSE_FIRST, REFUSED_MOST, _unchanged)
-            self._refusals[endpoint] = _Refusal(refusal, time.monotonic() + backoff.pause(), backoff)
         for forgotten in self._problems.keys() - {endpoint, *self._locators, *self._suggestions}:
             del self._problems[forgotten]
-            self._refusals.pop(forgotten, None)
 
     def _take(self, endpoint: str, info: RegistrarInfo) -> bool:
         """Note who has answered; whether we want it. Called under the lock."""
@@ -405,20 +392,15 @@ class LookupDiscovery:
         from jbi_pubsub.lookup.client.multicast import Browser
 
         try:
-            self._browser = Browser(self._interfaces(), self._announced, self._gone, lambda: self._stopping)
+            self._browser = Browser(
+                self._interfaces(), self._announced, lambda name: self.withdraw(f"mdns {name}"), lambda: self._stopping
+            )
         except ConfigurationError as exc:
             log.warning("%s: using only the locators", exc.message)
 
     def _announced(self, name: str, endpoints: list[str], groups: list[str] | None) -> None:
         if groups is None or self._serves(groups):
             self.suggest(f"mdns {name}", endpoints)
-
-    def _gone(self, name: str) -> None:
-        self.withdraw(f"mdns {name}")
-
-
-def _is_odd(name: str) -> bool:
-    return len(name) > MAX_NAME or not name.isprintable()
 
 
 def shown_groups(groups: Iterable[str] | None) -> str:
