@@ -35,7 +35,7 @@ from .listeners import ListenerPool
 from .moments import Moment, start_at
 from .options import Conditions, object_request, query_request, seconds_of
 from .owner import secret_of
-from .published import PublishedTypes, with_local_name
+from .published import PublishedTypes, type_asked, with_local_name
 from .query import QUERY_SECONDS, Count, Query, QueryDraft, QueryListener
 from .session import DelegateSession
 from .session_queries import QueryPart
@@ -201,8 +201,8 @@ class ArchiveQueries:
         """The type that a template names, and its entries. Raises MetadataError, SchemaError."""
         entries, opened = self._templates.entries(first_level, "", {})
         self._templates.forget_if_idle(opened)
-        typed, others = _split_type(entries)
-        return typed.name or first_level.name, others
+        others = tuple(rep for rep in entries if rep.cls.name != InformationType.entry_name)
+        return type_asked(entries).name or first_level.name, others
 
     def open(self, draft: QueryDraft, listener: QueryListener | None = None) -> Query:
         """Open a query; results come to the `listener`, if there is one. Raises what archives say if none takes it."""
@@ -337,10 +337,3 @@ class ArchiveQueries:
         for place, error in errors:
             log.warning("the archive at %s does not answer: %s", place.address, error)
         return answers, errors
-
-
-def _split_type(entries: Sequence[EntryRep]) -> tuple[InformationType, tuple[EntryRep, ...]]:
-    """The type that a template names, and its other entries."""
-    typed = next((rep for rep in entries if rep.cls.name == InformationType.entry_name), None)
-    others = tuple(rep for rep in entries if rep is not typed)
-    return (InformationType() if typed is None else InformationType.from_rep(typed)), others

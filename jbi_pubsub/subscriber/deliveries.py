@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import TypeVar
-
-import msgspec
 
 from jbi_pubsub.core.errors import OversizeError, ProtocolError
 from jbi_pubsub.core.gathering import Gathering
 from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice, decode
 from jbi_pubsub.core.quality import GrantedQos
 from jbi_pubsub.core.spool import Spool
-from jbi_pubsub.core.values import decoder_of
+from jbi_pubsub.core.values import decoded, decoder_of
 from jbi_pubsub.protocol.deliveries import (
     ASK_AGAIN,
     CHUNK,
@@ -40,8 +37,6 @@ from .link import SessionLink
 from .registry import RemoteRegistry
 from .session_queries import SessionQueries
 from .signed import SessionSignatures
-
-T = TypeVar("T")
 
 Arrivals = dict[DeliveryFlow, list[InfoObject]]
 """Objects that have come, and are to be handed on together."""
@@ -126,16 +121,16 @@ class DeliveryReader:
                 self._take_large(flow, coming, place, arrived)
         elif kind == FINISHED:
             self._hand_on(arrived)  # what came before the end is there before it
-            self._queries.end(flow, _decoded(QueryEnd, body, "end of a query"))
+            self._queries.end(flow, decoded(decoder_of(QueryEnd), body, "end of a query"))
         elif kind == LOSS:
             self._hand_on(arrived)  # what came before the loss is told before it
             flow.coming = None  # the rest of it can't be read there
-            notice = _decoded(LossNotice, body, "loss notice")
+            notice = decoded(decoder_of(LossNotice), body, "loss notice")
             if notice.cause is Cause.REFUSED and notice.detail:
                 self._registry.deny(flow.subscription.uid, OversizeError(notice.detail))
             flow.subscription.lose(notice.cause, notice.count, notice.detail, flow.consume)
         elif kind == QUALITY:
-            flow.take_quality(_decoded(GrantedQos, body, "notice of quality"))
+            flow.take_quality(decoded(decoder_of(GrantedQos), body, "notice of quality"))
             flow.subscription.qos_changed(flow.quality)
         else:
             raise ProtocolError(f"delivery of kind {kind}")
@@ -211,10 +206,3 @@ def _at_most(count: int) -> int:
     if not 1 <= count <= SHARED_MOST:
         raise ProtocolError(f"delivery for {count} subscriptions, the limit is {SHARED_MOST}")
     return count
-
-
-def _decoded(kind: type[T], body: memoryview, what: str) -> T:
-    try:
-        return decoder_of(kind).decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        raise ProtocolError(f"bad {what}: {exc}") from exc

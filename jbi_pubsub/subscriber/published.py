@@ -126,7 +126,7 @@ class PublishedTypes:
             held = held_elsewhere(self._community, self._security, ("type", type_))
             if held is None:
                 return None
-            opened = InformationType(OPENER.open(held.bundle, cache_dir=self._cache), held.bundle)
+            opened = self.by(held.bundle)
         except JbiError as exc:
             log.warning("the type repositories give no schema of %s: %s", type_, exc)
             return None
@@ -135,7 +135,7 @@ class PublishedTypes:
     def _fetched(self, item: ServiceItem, name: str, version: str, digest: str) -> InformationType | None:
         try:
             bundle = fetch_schema(item.proxy, self._security, name, version, timeout=ASK_SECONDS)
-            opened = InformationType(OPENER.open(bundle, cache_dir=self._cache), bundle)
+            opened = self.by(bundle)
         except JbiError as exc:
             log.warning("%s gives no schema of %s: %s", ", ".join(item.proxy.endpoints), name, exc)
             return None

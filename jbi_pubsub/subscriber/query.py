@@ -170,7 +170,7 @@ class Query:
         while len(found) < count and (obj := self._take(until)) is not None:
             found.append(obj)
         if not found:
-            self._raise()
+            self.check_outcome()
         return found
 
     def __iter__(self) -> Iterator[InfoObject]:
@@ -178,7 +178,7 @@ class Query:
         self._check_takes()
         while (obj := self._take(self._until)) is not None:
             yield obj
-        self._raise()
+        self.check_outcome()
 
     @checked
     def count(self, timeout: float = 60.0) -> Count:
@@ -301,10 +301,6 @@ class Query:
         """Time until it ends by itself."""
         return self._until - time.monotonic()
 
-    def check_outcome(self) -> None:
-        """Raises why it has ended, if that was not as it should."""
-        self._raise()
-
     def close(self) -> None:
         """The adapter closes."""
         self._end("cancelled", AdapterStateError("this SubscriberAdapter is closed"))
@@ -383,7 +379,8 @@ class Query:
                 _unask(part)
             part.queue.close()
 
-    def _raise(self) -> None:
+    def check_outcome(self) -> None:
+        """Raises why it has ended, if that was not as it should."""
         if self._state == "failed" and self._error is not None:
             raise self._error
         if self._state == "timed_out":

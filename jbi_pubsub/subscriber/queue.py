@@ -52,7 +52,8 @@ class ObjectQueue:
         self._listeners = listeners
         self._lose = lose
         self._is_submitted = False
-        self._is_paused = False
+        self.is_paused = False
+        """Nothing is to be taken now."""
         self._served_by: threading.Thread | None = None
 
     def put(self, objects: Iterable[tuple[InfoObject, Consumer]]) -> None:
@@ -87,7 +88,7 @@ class ObjectQueue:
     def _await(self, timeout: float) -> tuple[InfoObject, Consumer] | None:
         deadline = time.monotonic() + timeout
         with self.changed:
-            while not self.is_closed and not self._is_paused:
+            while not self.is_closed and not self.is_paused:
                 with suppress(IndexError):  # who has not waited may have been quicker
                     return self.waiting.popleft()
                 if (left := deadline - time.monotonic()) <= 0:
@@ -105,16 +106,11 @@ class ObjectQueue:
             consumed(count)
         return [obj for obj, _ in taken]
 
-    @property
-    def is_paused(self) -> bool:
-        """Whether nothing is to be taken now."""
-        return self._is_paused
-
     def pause(self) -> None:
         """Have what comes wait, within the bound, and whoever waits get None, until `resume`. The listener is not being
         called any more when this returns, unless it takes longer than some seconds, or calls this itself."""
         with self.changed:
-            self._is_paused = True
+            self.is_paused = True
             self.changed.notify_all()
             if self._served_by is not threading.current_thread():
                 self.changed.wait_for(lambda: self._served_by is None, CLOSE_SECONDS)
@@ -122,7 +118,7 @@ class ObjectQueue:
     def resume(self) -> None:
         """Undo `pause`."""
         with self.changed:
-            self._is_paused = False
+            self.is_paused = False
             self.announce()
 
     def close(self) -> None:
@@ -141,7 +137,7 @@ class ObjectQueue:
         with self.changed:
             self._served_by = threading.current_thread()
         for _ in range(SERVED_AT_ONCE):
-            if self._is_paused:
+            if self.is_paused:
                 break
             try:
                 notice = self._notices.popleft() if self._notices else None
@@ -156,7 +152,7 @@ class ObjectQueue:
 
     def _rest(self) -> bool:
         self._served_by = None
-        self._is_submitted = bool(self.waiting or self._notices) and not self._is_paused
+        self._is_submitted = bool(self.waiting or self._notices) and not self.is_paused
         self.changed.notify_all()
         return self._is_submitted
 
@@ -165,7 +161,7 @@ class ObjectQueue:
         if self._listener is None:
             self.changed.notify(len(self.waiting))
             self._wake()
-        elif not self._is_submitted and not self._is_paused and (self.waiting or self._notices):
+        elif not self._is_submitted and not self.is_paused and (self.waiting or self._notices):
             self._is_submitted = True
             self._listeners.submit(self)
 
@@ -183,7 +179,7 @@ class ObjectQueue:
         with self.changed:
             if not self.is_closed:
                 self.waiting.appendleft((obj, consumed))
-                self.changed.wait_for(lambda: self.is_closed or self._is_paused, pause)
+                self.changed.wait_for(lambda: self.is_closed or self.is_paused, pause)
         return False
 
     def _call(self, obj: InfoObject | None, notice: LossNotice | GrantedQos | None) -> BaseException | None:
