@@ -289,23 +289,14 @@ class RemoteSubscriptions:
 
     def expel(self, flow: DeliveryFlow) -> bool:
         """The delegate has ended it, and has told it so; whether it stood."""
-        record = self._of(flow)
-        if record is None:
-            return False
-        self._end_flow(record)
-        record.happen(_E.EXPEL)
-        record.expelled = flow.number
-        record.why, record.was_refused = AccessDeniedError(WITHDRAWN), True
-        return True
+        if (record := self._stop(flow, _E.EXPEL)) is not None:
+            record.expelled = flow.number
+            record.why, record.was_refused = AccessDeniedError(WITHDRAWN), True
+        return record is not None
 
     def lapse(self, flow: DeliveryFlow) -> bool:
         """The lease of its mail has ended; whether it stood."""
-        record = self._of(flow)
-        if record is None:
-            return False
-        self._end_flow(record)
-        record.happen(_E.LAPSE)
-        return True
+        return self._stop(flow, _E.LAPSE) is not None
 
     def retry(self) -> None:
         """Those that are refused are asked for again."""
@@ -324,9 +315,14 @@ class RemoteSubscriptions:
             if record.allows(_E.MISS):
                 record.happen(_E.MISS)
 
-    def _of(self, flow: DeliveryFlow) -> RemoteSubscription | None:
+    def _stop(self, flow: DeliveryFlow, event: RemoteEvent) -> RemoteSubscription | None:
+        """The subscription of a flow that the delegate has ended; None: it did not stand by that."""
         record = self._records.get(flow.subscription.uid)
-        return record if record is not None and record.stands and record.flow is flow else None
+        if record is None or not record.stands or record.flow is not flow:
+            return None
+        self._end_flow(record)
+        record.happen(event)
+        return record
 
     def _end_flow(self, record: RemoteSubscription) -> DeliveryFlow | None:
         flow, record.flow = record.flow, None

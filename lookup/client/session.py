@@ -24,7 +24,7 @@ from jbi_pubsub.core.backoff import Backoff
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import JbiError, ProtocolError, WireError, rebuild
 from jbi_pubsub.core.guard import guarded
-from jbi_pubsub.core.values import decoder_of
+from jbi_pubsub.core.values import decoded, decoder_of
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.core.wire.tls import is_about_tls
@@ -502,17 +502,14 @@ class RegistrarSession:
     def _receive(self, items: list[memoryview]) -> None:
         for item in items:
             kind = bytes(item[:1])
-            try:
-                if kind == EVENT:
-                    self._dispatch(decoder_of(ServiceEvent).decode(item[1:]))
-                elif kind == DIAGNOSTIC:
-                    self._diagnose(decoder_of(EventDiagnostic).decode(item[1:]))
-                elif kind == GAP:
-                    self._look_again()
-                else:
-                    raise ProtocolError(f"event of kind {kind!r}")
-            except (msgspec.DecodeError, UnicodeError, RecursionError) as exc:
-                raise ProtocolError(f"bad event: {exc}") from exc
+            if kind == EVENT:
+                self._dispatch(decoded(decoder_of(ServiceEvent), item[1:], "event"))
+            elif kind == DIAGNOSTIC:
+                self._diagnose(decoded(decoder_of(EventDiagnostic), item[1:], "event"))
+            elif kind == GAP:
+                self._look_again()
+            else:
+                raise ProtocolError(f"event of kind {kind!r}")
 
     def _look_again(self) -> None:
         with self._changed:
