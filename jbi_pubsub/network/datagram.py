@@ -16,7 +16,7 @@ before it is read.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import IntEnum
 from struct import Struct
 from typing import Any, Final, NamedTuple
@@ -288,12 +288,3 @@ def _extensions(view: memoryview) -> tuple[tuple[int, bytes], ...] | None:
             return None
         found.append((type_, bytes(view[at - length : at])))
     return tuple(found)
-
-
-Part = bytes | memoryview
-
-
-def cut(body: Sequence[Part], size: int) -> list[bytes]:
-    """A body, given in parts, in blocks of so many bytes; of an empty one there is one block."""
-    whole = b"".join(body)
-    return [whole[at : at + size] for at in range(0, len(whole), size)] or [b""]

@@ -362,7 +362,7 @@ class Exchange:
         for side in self.sides:
             side.recovery.forget(idle)
             side.recovery.tidy(now)
-        for message in self._own.again(now):
+        for message in self._own.durables.due(now):
             self.say(message, now)
 
     def _control(self, side: NetworkSide, kind: DatagramKind, mode: DatagramMode, body: bytes) -> None:

@@ -29,7 +29,6 @@ from jbi_pubsub.network.datagram import (
     Extension,
     Footer,
     Holders,
-    cut,
     hash_of,
 )
 
@@ -150,7 +149,7 @@ def blocks(message: NodeMessage, form: MessageForm) -> list[Datagram]:
         extensions.append((Extension.LEVEL, bytes((message.level,))))
     is_unreliable = message.mode == DatagramMode.UNRELIABLE
     footer = NO_FOOTER if is_unreliable else Footer(0, 0, 0, message.expiration, message.durability, message.update)
-    data = cut((body,), form.block)
+    data = [body[at : at + form.block] for at in range(0, len(body), form.block)] or [b""]
     return [
         Datagram(
             message.kind, message.mode, message.origin, name, each, number, len(data), footer, 0, form.max_hops,

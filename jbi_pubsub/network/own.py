@@ -25,7 +25,7 @@ class OwnLogs:
         self._me, self._epoch = me, epoch
         self._logs = logs
         self._window = window
-        self._durables = OwnDurables(durables)
+        self.durables = OwnDurables(durables)
         self._serials: dict[LogId, int] = {}
         self._forgotten = 0
         """The greatest serial of all logs to one node that are forgotten: such a log begins behind it."""
@@ -61,7 +61,7 @@ class OwnLogs:
         life = min(message.expiration or LIFE, LIFE_MOST)
         message = message._replace(origin=self._me, expiration=life)
         data = blocks(message, form)
-        self._durables.note(message, now)
+        self.durables.note(message, now)
         log_id = None
         if message.mode != DatagramMode.UNRELIABLE:
             log_id = LogId(self._me, self._epoch, stream_to(message.to) if message.to else 0)
@@ -130,7 +130,3 @@ class OwnLogs:
     def _last(self, log_id: LogId) -> int:
         """The last serial of a log of ours."""
         return self._serials.get(log_id, self._forgotten if log_id.stream else 0)
-
-    def again(self, now: float) -> Iterator[NodeMessage]:
-        """Durable messages whose lives end soon."""
-        return self._durables.due(now)

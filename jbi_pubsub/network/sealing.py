@@ -7,7 +7,7 @@ import socket
 import struct
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ConfigurationError
@@ -15,9 +15,6 @@ from jbi_pubsub.core.node_sections import NetworkSection
 from jbi_pubsub.core.sealing import FLAGS_AT, DatagramSealing, SealFault, Unsealed
 from jbi_pubsub.network.datagram import Datagram, DatagramKind, DatagramMode, hash_of, packed, read
 from jbi_pubsub.trust.settings import member_seal_of
-
-if TYPE_CHECKING:
-    from jbi_pubsub.trust.members import MemberSeal
 
 _SIOCGIFFLAGS: Final = 0x8913
 _IFREQ: Final = struct.Struct("16sH14x")
@@ -47,11 +44,6 @@ def check_open(name: str, network: NetworkSection, *, insecure: bool) -> None:
         )
 
 
-def member_sealing(config: Config, name: str, me: bytes) -> DatagramSealing:
-    """The seal of a network by certificates; `me`: our id. Raises ConfigurationError."""
-    return MemberSealing(member_seal_of(config, name, me), me)
-
-
 def seal_of(secret: str, me: bytes) -> DatagramSealing:
     """The seal of a network of this node, whose id is `me`, made anew for each network and start; `secret`: that of
     its file, "" for none. Raises ConfigurationError."""
@@ -66,10 +58,11 @@ def seal_of(secret: str, me: bytes) -> DatagramSealing:
 class MemberSealing:
     """The seal of a network whose nodes give each other their keys: in datagrams in clear, which no exchange reads."""
 
-    def __init__(self, member: MemberSeal, me: bytes) -> None:
-        self._member, self._me = member, me
+    def __init__(self, config: Config, network: str, me: bytes) -> None:
+        """By certificates; `me`: our id. Raises ConfigurationError."""
+        self._member, self._me = member_seal_of(config, network, me), me
         self._said = 0
-        self.seal = member.seal
+        self.seal = self._member.seal
 
     def open(self, data: bytes) -> bytes | SealFault | None:
         """See DatagramSealing."""

@@ -29,7 +29,7 @@ from jbi_pubsub.network.links.opening import check_plugin, opened
 from jbi_pubsub.network.message import MessageForm, NodeMessage
 from jbi_pubsub.network.network import Network, NetworkLink
 from jbi_pubsub.network.peers import PeerChange, PeerEvent
-from jbi_pubsub.network.sealing import check_open, member_sealing, seal_of
+from jbi_pubsub.network.sealing import MemberSealing, check_open, seal_of
 from jbi_pubsub.network.side import SideTerms
 from jbi_pubsub.pad.delegate.delegate import Delegate
 from jbi_pubsub.pad.server.server import DisseminationServer
@@ -270,7 +270,7 @@ def _seal(config: Config, name: str, identity: Identity) -> DatagramSealing:
     section, me = config.network[name], bytes.fromhex(identity.id)
     check_plugin(name, section)  # first: whether a key is needed depends on it
     if section.key == CERTIFICATES:
-        return member_sealing(config, name, me)
+        return MemberSealing(config, name, me)
     secret = user_secret(section.key, f"the key of network {name}", f"[network.{name}] key") if section.key else ""
     if not secret:
         check_open(name, section, insecure=config.tls.insecure)

@@ -145,7 +145,7 @@ def test_a_message_that_nobody_would_put_together_is_refused(
     with pytest.raises(OversizeError, match="1001 bytes"):
         exchange.say(_message(bytes(1_001), mode=mode, durability=b"d" * 16, expiration=1), 0.0)
     assert not exchange.has_outgoing(0)
-    assert list(exchange._own.again(1e9)) == []
+    assert list(exchange._own.durables.due(1e9)) == []
     # And the greatest that is not refused to come
     found = [assembler.add(each, 0.0) for each in _sent(_message(bytes(1_000), mode=mode))]
     assert [each and len(each.body) for each in found] == [None] * 9 + [1_000]

@@ -19,7 +19,7 @@ from jbi_pubsub.network.datagram import Datagram, DatagramKind, DatagramMode, ha
 from jbi_pubsub.network.links.local import LocalLink
 from jbi_pubsub.network.message import NodeMessage
 from jbi_pubsub.network.network import Network, NetworkLink
-from jbi_pubsub.network.sealing import member_sealing
+from jbi_pubsub.network.sealing import MemberSealing
 
 
 def told(body: bytes) -> NodeMessage:
@@ -42,7 +42,7 @@ class Members:
         tls = TlsSection(certificate=files.certificate, key=files.key, ca=files.ca, revoked=revoked)
         me = os.urandom(16)
         heard = self.heard[name] = []
-        link = NetworkLink(LocalLink(self._name), seal=member_sealing(Config(tls=tls), "lan", me))
+        link = NetworkLink(LocalLink(self._name), seal=MemberSealing(Config(tls=tls), "lan", me))
         network = Network(me, 1, [link], lambda message: heard.append(message.body))
         network.start()
         self._stack.callback(network.stop)
@@ -128,4 +128,4 @@ def test_messages_of_keys_that_are_forged_or_played_again_cost_nothing(
 
 def test_without_certificates_it_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"\[network.lan\] key needs certificate, key and ca of \[tls\]"):
-        member_sealing(Config(), "lan", bytes(16))
+        MemberSealing(Config(), "lan", bytes(16))

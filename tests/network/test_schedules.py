@@ -183,7 +183,7 @@ class Schedule:
 
 def _newest(node: Node) -> dict[bytes, int]:
     """The last update of each durable message of a node."""
-    own = node.exchange._own._durables._own
+    own = node.exchange._own.durables._own
     return {key: each.message.update for key, each in own.items()}
 
 
