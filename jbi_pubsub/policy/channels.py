@@ -106,7 +106,6 @@ class LocalManagerChannels:
         self,
         space: InformationSpaceManager,
         lock: threading.Lock,
-        clock: Callable[[], float],
         community: JoinManager,
         compressed: Allowance,
         changed: Callable[[], None],
@@ -114,7 +113,6 @@ class LocalManagerChannels:
         """`changed` is called when somebody may have to be told something."""
         self._space = space
         self._lock = lock
-        self._clock = clock
         self._community = community
         self._delegates = community.watch(ServiceTemplate(types=(DELEGATE_TYPE,)))
         self._beaten = -math.inf
@@ -135,13 +133,13 @@ class LocalManagerChannels:
 
     def begin_beat(self) -> bool:
         """Whether signs of life are due: then these are them."""
-        is_due = self._clock() >= self._beaten + TICK_SECONDS
-        self._beaten = self._clock() if is_due else self._beaten
+        is_due = time.monotonic() >= self._beaten + TICK_SECONDS
+        self._beaten = time.monotonic() if is_due else self._beaten
         return is_due
 
     def drop_gone(self) -> None:
         """End what has never come, and what is away for so long, and in no lookup service, that it is gone."""
-        now = self._clock()
+        now = time.monotonic()
         with self._lock:
             for lqm, channel in list(self._channels.items()):
                 if not channel.connected and now - channel.opened > OPEN_SECONDS:
@@ -172,7 +170,7 @@ class LocalManagerChannels:
             channels = [each.lqm for each in self._channels.values() if each.peer == peer]
             if who.lqm not in channels and len(channels) >= share_of(MEMBERS_MOST):
                 raise OversizeError(f"{share_of(MEMBERS_MOST)} local managers of one party follow, the limit")
-            self._space.join(who.lqm, who.component, who.standing, who.rates, self._clock())
+            self._space.join(who.lqm, who.component, who.standing, who.rates, time.monotonic())
             if self._space.is_away(who.before) and self._is_of(who.before, peer):
                 self._space.gone(who.before)  # it is here again, under another id
                 self._channels.pop(who.before, None)
@@ -208,16 +206,16 @@ class LocalManagerChannels:
         """Its connection is over."""
         with self._lock:
             if self._channels.get(channel.lqm) is channel:
-                self._space.lost(channel.lqm, self._clock())
+                self._space.lost(channel.lqm, time.monotonic())
 
     def heard(self, channel: LocalManagerChannel, report: LqmReport) -> None:
         """Take a report of a local manager."""
         with self._lock:
             if self._channels.get(channel.lqm) is not channel:
                 return
-            is_due = self._space.heard(channel.lqm, report, self._clock())
-        if report.fault and self._clock() >= channel.tell_again:
-            channel.tell_again = self._clock() + TELL_SECONDS
+            is_due = self._space.heard(channel.lqm, report, time.monotonic())
+        if report.fault and time.monotonic() >= channel.tell_again:
+            channel.tell_again = time.monotonic() + TELL_SECONDS
             log.error("a local manager does not follow: %s", report.fault)
         if is_due:
             self._changed()

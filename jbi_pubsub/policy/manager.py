@@ -53,12 +53,9 @@ SHOWN: Final = 200
 class DecisionRecord:
     """Decisions: refusals are counted, and what is asked for is written to the audit log. Safe from several threads."""
 
-    def __init__(
-        self, component: str, audit_log: audit.AuditLog | None, wall: Callable[[], float], *, everything: bool
-    ) -> None:
+    def __init__(self, component: str, audit_log: audit.AuditLog | None, *, everything: bool) -> None:
         self.log: Final = audit_log
         self.component: Final = component
-        self._wall = wall
         self._everything = everything
         self._counting = threading.Lock()
         self._refused: Counter[str] = Counter()
@@ -74,7 +71,7 @@ class DecisionRecord:
         if self.log is None or (decision and not decision.audit and not self._everything):
             return False
         facts: dict[str, Any] = {
-            "time": datetime.fromtimestamp(self._wall(), UTC).isoformat(timespec="milliseconds"),
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "decision": "allowed" if decision else "refused",
             "action": action,
             "user": "" if caller.claimed else caller.user[:SHOWN],
@@ -185,7 +182,6 @@ class AccessManager:
         policies: bool | None = False,
         keep: bool = False,
         state: Path | None = None,
-        wall: Callable[[], float] = time.time,
     ) -> None:
         """`component`: whose policy it is, "alpha@rome"; `everything`: decisions that allow are written down, too;
         `policies`: what the file says of who matters is read as well, for those who `follow`, None: if it says anything
@@ -195,10 +191,9 @@ class AccessManager:
         self.version = 1
         self.fault = ""
         """Why the file as it is now is not in force."""
-        self.decisions: Final = DecisionRecord(component, audit_log, wall, everything=everything)
-        self._wall = wall
+        self.decisions: Final = DecisionRecord(component, audit_log, everything=everything)
         self._file = SettledFile(path)
-        self._since = wall()
+        self._since = time.time()
         self._reads_policies = policies
         self._policies: FollowedValue[PolicySet] = FollowedValue("follower of policies", None)
         self._reads_keep = keep
@@ -265,7 +260,7 @@ class AccessManager:
             file=str(self.path),
             version=self.version,
             rules=len(self._rules.rules),
-            since=round(self._wall() - self._since, 1),
+            since=round(time.time() - self._since, 1),
             fault="; ".join(filter(None, (self.fault, self._copy.fault))),
             refused=dict(self.refused()),
             audit=self.decisions.log.status() if self.decisions.log is not None else AuditStatus(),
@@ -322,7 +317,7 @@ class AccessManager:
             log.error("%s; the previous rules stay in force", exc)
             self.fault = exc.message
             return
-        self._rules, self._since, self.fault = rules, self._wall(), ""
+        self._rules, self._since, self.fault = rules, time.time(), ""
         self.version += 1  # last: whoever sees it asks the new ones
         self._keep.tell()
         self._policies.tell()
@@ -410,7 +405,7 @@ class AccessManager:
         if self._policies.value is not None:
             from .policyset import review as review_policies
 
-            review_policies(document, self._policies.value.rules, self._wall())
+            review_policies(document, self._policies.value.rules, time.time())
         warnings = document.warnings
         for problem in warnings[:TOLD_MOST]:
             log.warning("%s", document.told(problem))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+import time
 from typing import Final
 
 from jbi_pubsub.core.config import Config
@@ -26,9 +26,7 @@ TAKE_OVER_SECONDS: Final = 60.0
 class RivalManagers:
     """See the module."""
 
-    def __init__(
-        self, config: Config, community: JoinManager, manager: str, clock: Callable[[], float], *, take_over: bool
-    ) -> None:
+    def __init__(self, config: Config, community: JoinManager, manager: str, *, take_over: bool) -> None:
         """`manager` is our id; `take_over`: have the say also where another one has it."""
         self.fault = self.superseded = ""
         """Words for what is wrong, and for who has the say instead of us."""
@@ -36,13 +34,12 @@ class RivalManagers:
         self._security = config.security()
         self._community = community
         self._manager = manager
-        self._clock = clock
-        self._takes_over_until = clock() + TAKE_OVER_SECONDS if take_over else -math.inf
+        self._takes_over_until = time.monotonic() + TAKE_OVER_SECONDS if take_over else -math.inf
 
     @property
     def is_taking_over(self) -> bool:
         """Whether local managers that followed somebody else are taken over."""
-        return self._clock() < self._takes_over_until
+        return time.monotonic() < self._takes_over_until
 
     def look_at_start(self) -> int:
         """The highest epoch of those that answer, 0 if none does. Raises PolicyError when there is one, and we are not

@@ -62,15 +62,11 @@ class PolicyServer:
         state: Path | None = None,
         take_over: bool = False,
         access: AccessPolicy | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
     ) -> None:
         """`path`: the policy file; its access rules say who may steer (`access` instead of them). `state`: where the
         history is kept, None: in memory. `take_over`: have the say also where another manager has it. Binds [pad] host
         and port. Raises PolicyError, StorageError, PortInUseError, ConfigurationError."""
         self._path = path
-        self._clock = clock
-        self._wall = wall
         self._lock = threading.Lock()
         self._changing = threading.Lock()
         self._pushed = -math.inf
@@ -85,9 +81,7 @@ class PolicyServer:
             self._community = JoinManager(config, name="policy", secret=self._history.facts().get("secret", ""))
             undo.callback(self._community.close)
             compressed = Allowance(config.link.max_compressed)
-            self._channels = LocalManagerChannels(
-                self._space, self._lock, clock, self._community, compressed, self._wake
-            )
+            self._channels = LocalManagerChannels(self._space, self._lock, self._community, compressed, self._wake)
             self._control = ControlServer(
                 {POLICY_MANAGER: _Calls(self), ADMIN: AccessAdmin(self._access), LOGIN: LoginCalls(self._access)}
             )
@@ -102,28 +96,28 @@ class PolicyServer:
             )
             undo.callback(self._endpoint.stop)
             undo.pop_all()
-        self._rivals = RivalManagers(config, self._community, self.manager, clock, take_over=take_over)
+        self._rivals = RivalManagers(config, self._community, self.manager, take_over=take_over)
 
     def _recovered(self) -> InformationSpaceManager:
         """Space that was kept, and what the file says, if it is another one than it was."""
         document, said = file.read(self._path)
         policies = policies_of(document)
         document.check()
-        review(document, policies.rules, self._wall())
+        review(document, policies.rules, time.time())
         for line in [*said, *map(document.told, document.warnings)]:
             log.warning("%s", line)
         facts, versions = self._history.facts(), self._history.versions()
         space = InformationSpaceManager(facts.get("manager") or uuid4().hex, int(facts.get("epoch", "1")), versions)
         for lqm, (component, rates) in self._history.shares().items():
-            space.join(lqm, component, PolicyStanding(), rates, self._clock())
-            space.lost(lqm, self._clock())
+            space.join(lqm, component, PolicyStanding(), rates, time.monotonic())
+            space.lost(lqm, time.monotonic())
         if not facts:
             self._history.put({"manager": space.manager, "epoch": str(space.epoch), "secret": uuid4().hex})
         text = policies.write()
         if text in (version.toml for version in versions):
             return space  # it was in force already, and something was set since, or it is so still
         why = f"{self._path} has changed" if versions else f"{self._path} as it was at the start"
-        proposal = space.proposed(text, "file", why, self._wall())
+        proposal = space.proposed(text, "file", why, time.time())
         if proposal is not None:
             self._history.keep(proposal.version)
             space.take(proposal)
@@ -197,7 +191,7 @@ class PolicyServer:
         if self._rivals.superseded:
             raise PolicyError(self._rivals.superseded, hint="Tell the other manager")
         with self._changing:
-            proposal = propose(self._space, self._wall())
+            proposal = propose(self._space, time.time())
             if proposal is None:
                 return Changed(self._space.policies.version, is_new=False)
             self._history.keep(proposal.version)
@@ -247,7 +241,7 @@ class PolicyServer:
             self._channels.drop_gone()
             self._channels.ask_again(self._access.version, self._may_follow)
         with self._lock:
-            self._space.share_out(self._clock())
+            self._space.share_out(time.monotonic())
             shares = {lqm: (m.component, dict(m.shares)) for lqm, m in self._space.members.items()}
         self._history.note_shares(shares)  # before anybody is told: after a restart nobody may get what another one has
         self._channels.wake(beat=is_beat)
@@ -263,7 +257,7 @@ class PolicyServer:
     def status(self) -> dict[str, Any]:
         """Plain data."""
         with self._lock:
-            told = self._space.status(self._clock())
+            told = self._space.status(time.monotonic())
         disk = "the disk takes nothing new" if self._history.has_fault else ""
         return {
             "kind": "policy",

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import Final
 
 from jbi_pubsub.core.quality import Resources, Space
@@ -26,12 +25,9 @@ ASKED_MOST: Final = 1_000
 class BandwidthManager:
     """See the module. The hub's Turns."""
 
-    def __init__(
-        self, space: Space | None = None, *, chunk: int = CHUNK_BYTES, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, space: Space | None = None, *, chunk: int = CHUNK_BYTES) -> None:
         """`chunk`: see [link] chunk."""
         self._chunk = chunk
-        self._clock = clock
         self._lock = threading.Lock()  # covers what follows, but _coming
         self._links: dict[str, SharedLink[HubSender]] = {}
         self._round: deque[SharedLink[HubSender]] = deque()
@@ -46,7 +42,7 @@ class BandwidthManager:
 
     def use(self, space: Space) -> None:
         """Other links, rates, shares or another strategy from now on; what waits and what is under way stays."""
-        now = self._clock()
+        now = time.monotonic()
         with self._lock:
             self.space = space
             update_links(self._links, space, self._chunk, now)
@@ -63,14 +59,14 @@ class BandwidthManager:
             if self._wanted.get(sender) == link:
                 return
             self._wanted[sender] = link
-            self._settle(sender, self._clock())
+            self._settle(sender, time.monotonic())
         sender.ready()
 
     def leave(self, sender: HubSender) -> None:
         """Note that a sender is over."""
         with self._lock:
             self._wanted.pop(sender, None)
-            self._settle(sender, self._clock())
+            self._settle(sender, time.monotonic())
 
     def _settle(self, sender: HubSender, now: float) -> None:
         link = self._links.get(self._wanted.get(sender, ""))
@@ -166,7 +162,7 @@ class BandwidthManager:
 
     def status(self) -> list[LinkStatus]:
         """Status of each link, with what the system says of its connections."""
-        now = self._clock()
+        now = time.monotonic()
         with self._lock:
             rows = [(link.status(now), link) for link in self._links.values()]
             senders = [(sender, its) for sender, (_, its) in self._destinations.items()]

@@ -71,14 +71,11 @@ Install = Callable[[PolicySet, Mapping[str, float]], None]
 class Following:
     """See the module. `_lock` covers what is in force and what is known of the manager."""
 
-    def __init__(
-        self, config: Config, component: str, install: Install, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, config: Config, component: str, install: Install) -> None:
         """Nobody is followed before `start`."""
         self._config = config
         self._component = component
         self._install = install
-        self._clock = clock
         self._state = Path(config.policy.state) if config.policy.state else None
         self._lock = threading.Lock()
         self._standing = PolicyStanding()
@@ -93,7 +90,7 @@ class Following:
         self._address = ""
         self._heard_at: float | None = None
         """When the manager was heard last; None: never, or it is not known when."""
-        self._since = clock()
+        self._since = time.monotonic()
         self._report = LqmReport(0, PolicyStanding())
         self._uses = Uses()
         self._receiver: Receiver | None = None
@@ -144,7 +141,7 @@ class Following:
     def _following(self) -> str:
         if self._thread is None:
             return ""
-        now = self._clock()
+        now = time.monotonic()
         if not self._standing.manager:
             return f"nobody, for {now - self._since:.0f} s: no policies are in force"
         heard = self._heard_at if self._heard_at is not None else self._since
@@ -158,7 +155,7 @@ class Following:
         """Once a second: report what links carry, and what types were delivered; see if the manager is alive."""
         if self._thread is None:
             return
-        now = self._clock()
+        now = time.monotonic()
         rates = {row.name[:200]: float(row.rate or 0.0) for row in types[:TYPES_TOLD]}
         uses = self._uses.look(links, now)
         with self._lock:
@@ -183,7 +180,7 @@ class Following:
 
     def _receive(self, items: list[memoryview]) -> None:
         with self._lock:
-            self._heard_at = self._clock()
+            self._heard_at = time.monotonic()
         for item in items:
             kind = bytes(item[:1])
             if len(item) > NEWS_BYTES:
@@ -278,7 +275,7 @@ class Following:
     def _listen(self, ref: ServiceRef, line: StreamSocket) -> None:
         receiver = Receiver(self._receive, self._note)
         with self._lock:
-            self._manager, self._address, self._heard_at = ref, ref.endpoints[0], self._clock()
+            self._manager, self._address, self._heard_at = ref, ref.endpoints[0], time.monotonic()
             self._number, self._receiver = 0, receiver
         try:
             if not self._stopping.is_set():

@@ -229,12 +229,11 @@ def simulate(
     changes: Sequence[Change] = (),
     judging: float = JUDGING,
     component: str = "alpha@rome",
-    bins: int = 15,
     begins: float = 0.0,
 ) -> Simulated:
     """Run a workload under policies for so many virtual seconds. `begins` is the time of the first, for policies that
     are in force at times. Raises JbiError for what can't be."""
-    return _Simulation(policies, workload, seconds, changes, judging, component, bins, begins).run()
+    return _Simulation(policies, workload, seconds, changes, judging, component, begins).run()
 
 
 class _Simulation:
@@ -248,14 +247,13 @@ class _Simulation:
         changes: Sequence[Change],
         judging: float,
         component: str,
-        bins: int,
         begins: float,
     ) -> None:
         self._seconds = seconds
         self._judging = judging
         self._clock = clock = VirtualClock()
         self._network = SimulatedNetwork(clock)
-        self._bins: Bins[Publication] = Bins(policies.space.strategy, bins=bins)
+        self._bins: Bins[Publication] = Bins(policies.space.strategy)
         self._cost: dict[tuple[str, str], Cost] = {}
         self._is_judging = False
         self._heads: Counter[tuple[str, str]] = Counter()

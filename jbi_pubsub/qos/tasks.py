@@ -107,11 +107,9 @@ class TaskManager:
         *,
         bins: int = 15,
         judges: int = 1,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`name` of the delegate; `bins`: see [qos] bins; `judges`: steps at a time at most."""
         self._name = f"judge-{name}"
-        self._clock = clock
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         """For the judging threads."""
@@ -252,10 +250,10 @@ class TaskManager:
             self._bins.put(task, *task.place())
 
     def _is_due(self) -> bool:
-        return bool(self._parked) and self._parked[0][0] <= self._clock()
+        return bool(self._parked) and self._parked[0][0] <= time.monotonic()
 
     def _park(self, task: Task, seconds: float) -> None:
-        heapq.heappush(self._parked, (self._clock() + seconds, id(task), task))
+        heapq.heappush(self._parked, (time.monotonic() + seconds, id(task), task))
         if self._parked[0][2] is task:
             self._wake()
 
@@ -345,7 +343,7 @@ class TaskManager:
             while not self._handed:
                 if self._is_stopping:
                     return
-                due = self._parked[0][0] - self._clock() if self._parked else IDLE_SECONDS
+                due = self._parked[0][0] - time.monotonic() if self._parked else IDLE_SECONDS
                 if due > 0:
                     self._changed.wait(min(due, IDLE_SECONDS))
                 else:

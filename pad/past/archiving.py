@@ -55,19 +55,11 @@ ANSWER_SECONDS: Final = 60.0
 class Archiving:
     """See the module. Any thread; `close` closes the archive."""
 
-    def __init__(
-        self,
-        keeping: Keeping,
-        buffers: RecentBuffers,
-        *,
-        wall: Callable[[], float] = time.time,
-        beside: LargePayloads | None = None,
-    ) -> None:
+    def __init__(self, keeping: Keeping, buffers: RecentBuffers, *, beside: LargePayloads | None = None) -> None:
         """Positions go on behind the archive's. `beside`: place of payloads too large for memory; None: refuse them."""
         self.keeping: Final = keeping
         self._buffers = buffers
         buffers.position = max(buffers.position, keeping.end)
-        self._wall = wall
         self._lock = threading.Lock()
         """The lock for giving positions and appending."""
         self._under_way: dict[int, int] = {}
@@ -179,7 +171,7 @@ class Archiving:
             if appended:
                 self._under_way[appended[-1][0]] = appended[0][0]
                 try:
-                    self.keeping.append(appended, self._wall())
+                    self.keeping.append(appended, time.time())
                 except StorageError:
                     del self._under_way[appended[-1][0]]
                     self._buffers.withdraw(kept)
@@ -225,7 +217,7 @@ class Archiving:
             self.keeping.room(sum(parcel.size for parcel in run), may_pass=False)
             with self._lock:
                 first = self._buffers.reserve(len(run))
-                self.keeping.append(list(enumerate(run, first)), self._wall())
+                self.keeping.append(list(enumerate(run, first)), time.time())
             self.keeping.sync(first + len(run) - 1)
         return TakenIn(len(run), len(parcels) - len(run) - len(deleted), len(deleted))
 
@@ -253,7 +245,7 @@ class Archiving:
         rule = self._rule_of(type_name)
         if rule is None or rule.payload_age is None or rule.latest_by or rule.until_durables:
             return False
-        return received < self._wall() - rule.payload_age
+        return received < time.time() - rule.payload_age
 
     def _rule_of(self, type_name: str) -> KeepRule | None:
         return next((rule for types, rule in self._rules if types.match(type_name)), None)
