@@ -32,7 +32,7 @@ from .context import (
     matchers,
     people_of,
 )
-from .file import MAX_RULES, QOS_KINDS, PolicyDocument, flag, nearest
+from .file import QOS_KINDS, PolicyDocument, flag, namespaces_of, nearest, tables_in
 
 CONTEXT: Final = ("user", "group", "role", "client", "component", "address", "type", "version")
 """Keys of the vocabulary that are known when access is asked, besides the action."""
@@ -255,19 +255,7 @@ def explained(
 def access_rules(document: PolicyDocument) -> AccessRules:
     """The rules of a file. What is wrong with them is noted in the document."""
     people = people_of(document)
-    tables = document.tables.get("access", [])
-    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        document.error(document.key(("access",)), "access is a list of tables", "Write [[access]], with two brackets")
-        tables = []
-    if len(tables) > MAX_RULES:
-        document.error(document.key(("access", MAX_RULES)), f"more than {MAX_RULES} rules", "Use groups and globs")
-        tables = tables[:MAX_RULES]
-    rules = []
-    for number, table in enumerate(tables):
-        rule = _rule(document, table, ("access", number), people)
-        rules.append(rule)
-        if document.is_hopeless:
-            break
+    rules = [_rule(document, table, at, people) for table, at in tables_in(document, "access", what="rules")]
     return AccessRules(rules, people)
 
 
@@ -311,10 +299,7 @@ def _rule(document: PolicyDocument, table: Mapping[str, Any], at: Where, people:
 def _where(
     document: PolicyDocument, table: Mapping[str, Any], at: Where, actions: frozenset[str]
 ) -> tuple[str, Namespaces]:
-    spaces = table.get("namespaces", {})
-    if not isinstance(spaces, dict) or not all(isinstance(space, str) for space in spaces.values()):
-        document.error(document.value((*at, "namespaces")), "namespaces is a table of prefix = 'URI'")
-        spaces = {}
+    spaces = namespaces_of(document, table, at)
     where = table.get("where", "")
     place = document.value((*at, "where"))
     if not isinstance(where, str):
@@ -339,7 +324,7 @@ def review(document: PolicyDocument, rules: AccessRules) -> None:
     allowing = [rule for rule in rules.rules if rule.allow]
     denying = [rule for rule in rules.rules if not rule.allow]
     if not rules.rules:
-        if document.tables.keys().isdisjoint(QOS_KINDS):  # else the file is about something else
+        if document.keys().isdisjoint(QOS_KINDS):  # else the file is about something else
             document.warn(TextPlace(0, 0), "no [[access]] rule: everybody may do everything")
     elif not allowing:
         document.warn(rules.rules[0].place, "no rule allows anything: nobody may do anything")

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar, get_args
 
 from jbi_pubsub.core.access import Action
-from jbi_pubsub.core.toml import Where
+from jbi_pubsub.core.toml import TextPlace, Where
 from jbi_pubsub.core.wire.endpoint import Caller
 
 from .file import MAX_RULES, PolicyDocument, nearest, texts
@@ -386,7 +386,7 @@ def patterns(document: PolicyDocument, table: Mapping[str, object], where: Where
 
 
 def _table(document: PolicyDocument, kind: str) -> Mapping[str, object]:
-    found = document.tables.get(kind, {})
+    found = document.get(kind, {})
     if isinstance(found, dict):
         return found
     document.error(document.key((kind,)), f"[{kind}] is a table", f"Write [{kind}] on a line of its own")
@@ -411,15 +411,20 @@ def matchers(
                 document.error(at, str(exc), "For example 10.1.0.0/16, 192.0.2.7, 2001:db8::/32 or 10.1.*")
             continue
         if key in ("group", "role"):
-            known = people.groups if key == "group" else people.role_names
-            for text in said:
-                if document.is_hopeless:
-                    break
-                if text not in known and not Globs((text,)).any_of(tuple(known)):
-                    report = document.error if key == "group" else document.warn
-                    report(at, f"no {key} {text!r}", nearest(text, known) if known else f"No [{key}] is written")
+            check_names(document, at, key, said, people)
         found[key] = Globs(said)
     return found
+
+
+def check_names(document: PolicyDocument, place: TextPlace, key: str, said: Iterable[str], people: People) -> None:
+    """Note those of the groups or roles, as `key` says, that nobody has."""
+    known = people.groups if key == "group" else people.role_names
+    for text in said:
+        if document.is_hopeless:
+            break
+        if text not in known and not Globs((text,)).any_of(tuple(known)):
+            report = document.error if key == "group" else document.warn
+            report(place, f"no {key} {text!r}", nearest(text, known) if known else f"No [{key}] is written")
 
 
 def actions_of(document: PolicyDocument, table: Mapping[str, object], where: Where) -> frozenset[str]:

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -58,11 +58,6 @@ class PolicyDocument(TomlDocument):
         self.name = name
         self.problems: list[PolicyProblem] = []
         self._errors = 0
-
-    @property
-    def tables(self) -> Mapping[str, Any]:
-        """All of them."""
-        return self
 
     @property
     def is_hopeless(self) -> bool:
@@ -152,6 +147,40 @@ def parse(text: str, name: str) -> PolicyDocument:
         if kind not in KINDS:
             document.error(document.key((kind,)), f"unknown table {kind!r}", nearest(kind, KINDS))
     return document
+
+
+def tables_in(
+    document: PolicyDocument,
+    kind: str,
+    within: Mapping[str, Any] | None = None,
+    at: Where = (),
+    *,
+    what: str = "",
+    hint: str = "Use groups and globs",
+) -> Iterator[tuple[Mapping[str, Any], Where]]:
+    """Those of an array of tables of the document, or `within` another table of it that stands `at`, each with its own
+    place: at most MAX_RULES, of `what` and how to do with fewer the `hint` says."""
+    found = (document if within is None else within).get(kind, [])
+    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+        name = ".".join([*(str(each) for each in at if isinstance(each, str)), kind])
+        place = document.key((*at, kind))
+        document.error(place, f"{name} is a list of tables", f"Write [[{name}]], with two brackets")
+        return
+    if len(found) > MAX_RULES:
+        place = document.key((*at, kind, MAX_RULES))
+        document.error(place, f"more than {MAX_RULES} {what or f'of {kind}'}", hint)
+    for number, table in enumerate(found[:MAX_RULES]):
+        if not document.is_hopeless:
+            yield table, (*at, kind, number)
+
+
+def namespaces_of(document: PolicyDocument, table: Mapping[str, Any], at: Where) -> dict[str, str]:
+    """Prefixes of the XPaths in a table."""
+    found = table.get("namespaces", {})
+    if isinstance(found, dict) and all(isinstance(space, str) for space in found.values()):
+        return found
+    document.error(document.value((*at, "namespaces")), "namespaces is a table of prefix = 'URI'")
+    return {}
 
 
 def texts(document: PolicyDocument, table: Mapping[str, Any], where: Where, key: str) -> tuple[str, ...] | None:

@@ -14,7 +14,7 @@ from jbi_pubsub.core.toml import Where
 from jbi_pubsub.core.xpath import compile_predicate
 
 from .context import patterns
-from .file import MAX_RULES, PolicyDocument, flag, nearest
+from .file import PolicyDocument, flag, nearest, tables_in
 from .units import amount
 
 _BOUNDS: Final = {
@@ -30,21 +30,12 @@ KEYS: Final = ("type", *_BOUNDS, "latest_by", "until_durables", "relayed")
 
 def keep_rules(document: PolicyDocument) -> tuple[KeepRule, ...]:
     """The rules of a file, in their order. What is wrong with them is noted in the document."""
-    tables = document.tables.get("keep", [])
-    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        document.error(document.key(("keep",)), "keep is a list of tables", "Write [[keep]], with two brackets")
-        return ()
-    if len(tables) > MAX_RULES:
-        document.error(document.key(("keep", MAX_RULES)), f"more than {MAX_RULES} rules", "Use globs")
-        return ()
     rules: list[KeepRule] = []
     seen: set[str] = set()
-    for number, table in enumerate(tables):
-        if document.is_hopeless:
-            break
-        rule = _rule(document, table, ("keep", number))
+    for table, at in tables_in(document, "keep", what="rules", hint="Use globs"):
+        rule = _rule(document, table, at)
         if "*" in seen or seen.issuperset(rule.types):
-            document.warn(document.key(("keep", number)), "never counts: a rule before it has all of its types")
+            document.warn(document.key(at), "never counts: a rule before it has all of its types")
         seen.update(rule.types)
         rules.append(rule)
     return tuple(rules)

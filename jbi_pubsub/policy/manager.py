@@ -367,7 +367,7 @@ class AccessManager:
         for line in said:
             log.warning("%s", line)
         rules = access_rules(document)
-        says = any(document.tables.get(kind) for kind in file.QOS_KINDS)
+        says = any(document.get(kind) for kind in file.QOS_KINDS)
         if self._reads_policies is None and says:
             if first:
                 self._reads_policies = True

@@ -12,7 +12,7 @@ import importlib.resources
 import importlib.util
 import itertools
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Final, get_args
 
@@ -21,8 +21,8 @@ from jbi_pubsub.core.quality import LinkTerms, Space, Strategy, StrategyName
 from jbi_pubsub.core.toml import TextPlace, Where
 
 from .condition import ConditionError, Node, Says, TextTest, parse_condition, restricts, tests_of
-from .context import Globs, People, matchers, patterns
-from .file import MAX_RULES, PolicyDocument, flag, nearest, parse, texts
+from .context import Globs, People, check_names, matchers, patterns
+from .file import MAX_RULES, PolicyDocument, flag, namespaces_of, nearest, parse, tables_in, texts
 from .policy import DAYS, FIELDS, OPERATIONS, SPECIFICITY, Effectivity, Membership, PolicyRule, Value
 from .values import ALLOW_READERS, FIELD_READERS, LINK_READERS, NEVER_NONE, REPLACE_KEYS, hours_of, weights_of
 
@@ -84,24 +84,11 @@ class TableReader:
                 self._error((*at, key), f"unknown key {key!r}", nearest(key, known), key=True)
 
     def _table(self, kind: str) -> Table:
-        found = self._document.tables.get(kind, {})
+        found = self._document.get(kind, {})
         if isinstance(found, dict):
             return found
         self._error((kind,), f"[{kind}] is a table", f"Write [{kind}]", key=True)
         return {}
-
-    def _tables(self, kind: str, within: Table | None = None, at: Where = ()) -> Iterator[tuple[Table, Where]]:
-        """Those of an array of tables, at most MAX_RULES."""
-        found = (self._document.tables if within is None else within).get(kind, [])
-        if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
-            name = ".".join([*(str(each) for each in at if isinstance(each, str)), kind])
-            self._error((*at, kind), f"{name} is a list of tables", f"Write [[{name}]], with two brackets", key=True)
-            return
-        if len(found) > MAX_RULES:
-            self._error((*at, kind, MAX_RULES), f"more than {MAX_RULES} of {kind}", "Use groups and globs", key=True)
-        for number, table in enumerate(found[:MAX_RULES]):
-            if not self._document.is_hopeless:
-                yield table, (*at, kind, number)
 
     def _text(self, table: Table, at: Where, key: str, *, needed: bool = False) -> str:
         value = table.get(key)
@@ -137,35 +124,27 @@ class TableReader:
         if not isinstance(said, str):
             self._error(where, f"{key} is a condition, a text", "For example \"size > '50 KB'\"")
             return True
-        spaces = table.get("namespaces", {})
-        if not isinstance(spaces, dict) or not all(isinstance(space, str) for space in spaces.values()):
-            self._error((*at, "namespaces"), "namespaces is a table of prefix = 'URI'")
-            spaces = {}
         try:
-            tree = parse_condition(said, spaces)
+            tree = parse_condition(said, namespaces_of(self._document, table, at))
         except ConditionError as exc:
             place = self._document.inside(where, exc.at) if is_written else self._document.value(where)
             self._document.error(place, f"{key}: {exc.message}", exc.hint)
             return True
-        known = {"group": self._people.groups, "role": self._people.role_names}
         for test in tests_of(tree):
             if isinstance(test, TextTest):
-                self._check_test(test, where, known)
+                self._check_test(test, where)
         return tree
 
-    def _check_test(self, test: TextTest, where: Where, known: Mapping[str, Collection[str]]) -> None:
-        allowed = {"action": OPERATIONS, "delivery": DELIVERIES}.get(test.name)
-        for text in test.texts.said:
-            names = known.get(test.name)
-            if names is not None and text not in names and not Globs((text,)).any_of(tuple(names)):
-                place = self._document.value(where)
-                report = self._document.error if test.name == "group" else self._document.warn
-                there = names or ()
-                report(
-                    place, f"no {test.name} {text!r}", nearest(text, there) if there else f"No [{test.name}] is written"
-                )
-            elif allowed is not None and not Globs((text,)).any_of(allowed):
-                self._error(where, f"unknown {test.name} {text!r}", nearest(text, allowed))
+    def _check_test(self, test: TextTest, where: Where) -> None:
+        if test.name in ("group", "role"):
+            check_names(self._document, self._document.value(where), test.name, test.texts.said, self._people)
+        elif (known := {"action": OPERATIONS, "delivery": DELIVERIES}.get(test.name)) is not None:
+            self._some_of(test.texts.said, known, where, test.name)
+
+    def _some_of(self, said: Sequence[str], known: Sequence[str], at: Where, what: str) -> None:
+        for text in said:
+            if not Globs((text,)).any_of(known):
+                self._error(at, f"unknown {what} {text!r}", nearest(text, known))
 
 
 class PolicyReader(TableReader):
@@ -186,7 +165,7 @@ class PolicyReader(TableReader):
 
     def policies(self) -> list[PolicyRule]:
         """Those that stand by themselves."""
-        return [self._policy(table, at) for table, at in self._tables("policy")]
+        return [self._policy(table, at) for table, at in tables_in(self._document, "policy")]
 
     def _policy(self, table: Table, at: Where, mission: str = "", written: Table | None = None) -> PolicyRule:
         """`written`: what the file says, where `table` is made from a template."""
@@ -194,7 +173,7 @@ class PolicyReader(TableReader):
         condition = self._condition(table, at, "when", is_written=written is None)
         keys = matchers(self._document, table, at, self._people, CONTEXT)
         if isinstance(delivery := keys.get("delivery"), Globs):
-            self._some_of(delivery, DELIVERIES, (*at, "delivery"), "delivery")
+            self._some_of(delivery.said, DELIVERIES, (*at, "delivery"), "delivery")
         if (actions := self._actions(table, at)) is not None:
             keys["action"] = actions
         rule = PolicyRule(
@@ -221,11 +200,6 @@ class PolicyReader(TableReader):
                     "Leave action out, or add subscribe",
                 )
         return rule
-
-    def _some_of(self, globs: Globs, known: Sequence[str], at: Where, what: str) -> None:
-        for text in globs.said:
-            if not Globs((text,)).any_of(known):
-                self._error(at, f"unknown {what} {text!r}", nearest(text, known))
 
     def _actions(self, table: Table, at: Where) -> Globs | None:
         said = patterns(self._document, table, at, "action")
@@ -337,14 +311,14 @@ class PolicyReader(TableReader):
         rules: list[PolicyRule] = []
         made = 0
         """Also for missions that are not active."""
-        for table, at in self._tables("mission"):
+        for table, at in tables_in(self._document, "mission"):
             self._known_keys(table, at, MISSION_KEYS)
             name = self._text(table, at, "name", needed=True)
             self._once(names, name, at, "mission")
             is_active = flag(self._document, table, at, "active", default=True)
             if not table.get("use"):
                 self._error(at, f"mission {name!r} uses no template", "use = [{ template = ... }]", key=True)
-            for use, where in self._tables("use", table, at):
+            for use, where in tables_in(self._document, "use", table, at):
                 template = self._text(use, where, "template", needed=True)
                 if template and template not in templates:
                     self._error((*where, "template"), f"no template {template!r}", nearest(template, templates))
@@ -369,7 +343,7 @@ class PolicyReader(TableReader):
         """By name: the table, its parameters, and where it stands."""
         found: dict[str, tuple[Table, tuple[str, ...], Where]] = {}
         names: dict[str, TextPlace] = {}
-        for table, at in self._tables("template"):
+        for table, at in tables_in(self._document, "template"):
             self._known_keys(table, at, TEMPLATE_KEYS)
             name = self._text(table, at, "name", needed=True)
             self._once(names, name, at, "template")
@@ -379,7 +353,7 @@ class PolicyReader(TableReader):
                     self._error((*at, "parameters"), f"{parameter!r} can't be a parameter", "Use letters and digits")
             if not table.get("policy"):
                 self._error(at, f"template {name!r} has no policy", "Write [[template.policy]]", key=True)
-            for policy, where in self._tables("policy", table, at):
+            for policy, where in tables_in(self._document, "policy", table, at):
                 self._known_keys(policy, where, POLICY_KEYS)
                 for key, placeholder in _placeholders(policy):
                     if placeholder not in (parameters or ()):
@@ -406,7 +380,7 @@ class PolicyReader(TableReader):
         if len(values) < len(parameters):
             return []
         made = []
-        for policy, place in self._tables("policy", table, at):
+        for policy, place in tables_in(self._document, "policy", table, at):
             for key, placeholder in _placeholders(policy):
                 if key == "when" and re.search(r"[\"'\\]", values.get(placeholder, "")):
                     self._error((*where, placeholder), f"{placeholder!r} is used in `when`: it can't have quotes")
@@ -441,7 +415,7 @@ class SpaceReader(TableReader):
     def links(self) -> list[Membership]:
         """The bottlenecks, and who is behind them."""
         found, names = list[Membership](), dict[str, TextPlace]()
-        for table, at in self._tables("link"):
+        for table, at in tables_in(self._document, "link"):
             if len(found) >= LINKS_MOST:
                 self._error(at, f"more than {LINKS_MOST} links", key=True)
                 break

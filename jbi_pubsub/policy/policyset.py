@@ -32,7 +32,7 @@ def policies_of(document: PolicyDocument, people: People | None = None) -> Polic
     reader, space = PolicyReader(document, people), SpaceReader(document, people)
     rules = [*reader.policies(), *reader.missions()]
     _check_names(document, rules)
-    tables = {kind: value for kind, value in document.tables.items() if kind not in _OTHERS and value != []}
+    tables = {kind: value for kind, value in document.items() if kind not in _OTHERS and value != []}
     links = space.links()
     bounds = space.space(links)  # before it is asked for errors, of which it may have some
     return PolicySet(

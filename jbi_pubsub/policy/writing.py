@@ -74,7 +74,7 @@ def changed(document: PolicyDocument, key: str, value: object) -> str:
         new = text[: span[0]] + said + text[span[1] :]
     else:
         line = f"{key_text(str(where[-1]))} = {said}"
-        if _at(document.tables, where[:-1]) is None:
+        if _at(document, where[:-1]) is None:
             end = "" if text.endswith("\n") or not text else "\n"
             new = f"{text}{end}\n{header}\n{line}\n"
         else:
@@ -120,13 +120,13 @@ def _path_of(document: PolicyDocument, key: str) -> tuple[Where, str]:
     if kind in ("space", "group", "role") and len(names) == 2:
         return tuple(names), f"[{kind}]"
     if kind == "preference" and len(names) == 3:
-        if names[1] in built_in() and _at(document.tables, ("preference", names[1])) is None:
+        if names[1] in built_in() and _at(document, ("preference", names[1])) is None:
             raise PolicyError(
                 f"preference {names[1]!r} is built in", hint=f"Write all of it under [preference.{names[1]}] first"
             )
         return tuple(names), f"[preference.{key_text(names[1])}]"
     if kind in ("policy", "link", "mission") and len(names) == 3:
-        tables = document.tables.get(kind, [])
+        tables = document.get(kind, [])
         named = [table.get("name") for table in tables]
         if names[1] not in named:
             raise PolicyError(f"no {kind} {names[1]!r}", hint=nearest(names[1], [str(name) for name in named if name]))

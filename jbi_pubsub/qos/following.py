@@ -381,7 +381,7 @@ def _checked(toml: str, standing: PolicyStanding) -> PolicySet:
     name = f"version {standing.version}"
     if len(toml) > SNAPSHOT_BYTES:  # before it is read: that takes its time
         raise OversizeError(f"{name}: {len(toml)} characters, {SNAPSHOT_BYTES} at most", hint="A manager sends no more")
-    if "access" in parse(toml, name).tables:
+    if "access" in parse(toml, name):
         raise PolicyError("access rules come from a manager", hint="They stand in this process's own policy file")
     policies = read_set(toml, name, standing.version)
     if policies.digest != standing.digest:
