@@ -51,6 +51,8 @@ from jbi_pubsub.core.status import AccessStatus, UsersStatus
 from jbi_pubsub.core.wire.endpoint import Caller, Login
 from jbi_pubsub.core.xml import give_back
 
+from .file import failure
+
 log = logging.getLogger("jbi_pubsub.policy")
 
 NAME: Final = re.compile(r"[^\s:*?\[\]{}\"'\\]{1,100}")
@@ -148,14 +150,10 @@ def read_accounts(path: Path) -> dict[str, Account]:
     try:
         with path.open("rb") as opened:
             if os.fstat(opened.fileno()).st_mode & 0o022:
-                raise PolicyError(
-                    f"{path}: others may write it", hint=f"chmod go-w {path}", file=str(path), line=0, column=0
-                )
+                raise failure(str(path), "others may write it", hint=f"chmod go-w {path}")
             text = opened.read(FILE_MOST + 1)
     except OSError as exc:
-        raise PolicyError(
-            f"{path}: {exc.strerror or exc}", hint="`jbi users add NAME` makes one", file=str(path), line=0, column=0
-        ) from exc
+        raise failure(str(path), exc.strerror or str(exc), hint="`jbi users add NAME` makes one") from exc
     if len(text) > FILE_MOST:
         raise PolicyError(f"{path} has more than {FILE_MOST} bytes", file=str(path), line=0, column=0)
     found: dict[str, Account] = {}
@@ -192,7 +190,7 @@ def write_accounts(path: Path, accounts: Mapping[str, Account]) -> None:
         with written(path) as out:
             out.writelines(f"{accounts[name].line()}\n".encode() for name in sorted(accounts))
     except OSError as exc:
-        raise PolicyError(f"{path}: {exc.strerror or exc}", file=str(path), line=0, column=0) from exc
+        raise failure(str(path), exc.strerror or str(exc)) from exc
 
 
 def memory_of(cost: int) -> int:
