@@ -17,7 +17,7 @@ from jbi_pubsub.core.quality import Resources
 from jbi_pubsub.core.xml import Element, parse_metadata
 from jbi_pubsub.core.xpath import Predicate
 from jbi_pubsub.core.xpath.language.cost import size_of
-from jbi_pubsub.policy.condition import QUANTITIES, Node, about_resources, holds, of_resources, shown_node
+from jbi_pubsub.policy.condition import QUANTITIES, Node, about_resources, holds, shown_node
 from jbi_pubsub.policy.context import CallerFacts
 from jbi_pubsub.policy.file import QOS_KINDS, dumped, nearest
 from jbi_pubsub.policy.policy import PolicyRule, shown_value, when_shown
@@ -167,7 +167,7 @@ class Supposition:
 
     def holds(self, node: Node) -> bool:
         """Whether what is to be decided yet holds; neither a test of what is not known, nor its negation, does."""
-        return holds(about_resources(node, lambda test: of_resources(test, self.resources)), self)
+        return holds(about_resources(node, lambda test: test.of(getattr(self.resources, test.name))), self)
 
 
 def supposed(size: str | None, payload_type: str, metadata: Path | None, resources: Sequence[str]) -> Supposition:

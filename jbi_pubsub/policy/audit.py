@@ -143,8 +143,3 @@ class AuditLog:
         new = self._opened()
         os.close(self._file)
         self._file = new
-
-
-def opened(path: str) -> AuditLog | None:
-    """The log of that file; None for "". Raises PolicyError."""
-    return AuditLog(Path(path)) if path else None

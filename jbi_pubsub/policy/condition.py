@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
 from jbi_pubsub.core.errors import PredicateError
-from jbi_pubsub.core.quality import Resources
 from jbi_pubsub.core.xpath import Predicate, compile_predicate
 
 from .context import Addresses, CallerFacts, Globs
@@ -406,11 +405,6 @@ def about_resources(node: Node, decide: Callable[[Bound], bool]) -> Node:
     return replaced(node, lambda test: decide(test) if isinstance(test, Bound) and test.group == "resource" else test)
 
 
-def of_resources(test: Bound, resources: Resources) -> bool:
-    """Whether a test of resources holds."""
-    return test.of(getattr(resources, test.name))
-
-
 def holds(node: Node, known: KnownValues) -> bool:
     """Whether it holds for an object, as far as that is known; nothing else may be left in it."""
     if isinstance(node, bool):
@@ -444,16 +438,6 @@ def restricts(node: Node) -> frozenset[str]:
     return frozenset() if isinstance(node, bool) else frozenset([node.name])
 
 
-def shown_test(test: Test) -> str:
-    """For people."""
-    if isinstance(test, Says):
-        return f"{'not ' * test.negated}metadata({test.predicate.expression!r})"
-    if isinstance(test, Bound):
-        return f"{test.name} {test.comparison} {with_unit(test.limit, QUANTITIES[test.name][0])}"
-    name = f"attribute[{test.attribute!r}]" if test.attribute else test.name
-    return f"{name} {'not ' * test.negated}in {list(test.texts.said)!r}"
-
-
 def shown_node(node: Node) -> str:
     """For people."""
     if isinstance(node, bool):
@@ -461,4 +445,9 @@ def shown_node(node: Node) -> str:
     if isinstance(node, All | Some):
         word = " and " if isinstance(node, All) else " or "
         return word.join(f"({shown_node(p)})" if isinstance(p, All | Some) else shown_node(p) for p in node.parts)
-    return shown_test(node)
+    if isinstance(node, Says):
+        return f"{'not ' * node.negated}metadata({node.predicate.expression!r})"
+    if isinstance(node, Bound):
+        return f"{node.name} {node.comparison} {with_unit(node.limit, QUANTITIES[node.name][0])}"
+    name = f"attribute[{node.attribute!r}]" if node.attribute else node.name
+    return f"{name} {'not ' * node.negated}in {list(node.texts.said)!r}"

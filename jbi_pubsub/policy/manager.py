@@ -422,7 +422,7 @@ def access_of(config: Config, component: str, *, policies: bool | None = False) 
     """The policy that the configuration names for a component; `policies` as an AccessManager takes them. Raises
     PolicyError."""
     section = config.policy
-    log_file = audit.opened(section.audit)
+    log_file = audit.AuditLog(Path(section.audit)) if section.audit else None
     try:
         return AccessManager(
             Path(section.file),

@@ -20,7 +20,6 @@ from jbi_pubsub.policy.condition import (
     ConditionError,
     about_resources,
     holds,
-    of_resources,
     parse_condition,
     reduced,
     restricts,
@@ -53,7 +52,7 @@ def facts(**said: Any) -> CallerFacts:
 def decided(text: str, known: Object | None = None, resources: Resources | None = None, **said: Any) -> bool:
     """Whether it holds, by way of what is left of it."""
     node = reduced(parse_condition(text), facts(**said))
-    node = about_resources(node, lambda test: of_resources(test, resources or Resources()))
+    node = about_resources(node, lambda test: test.of(getattr(resources or Resources(), test.name)))
     return holds(node, known or Object())
 
 
