@@ -28,6 +28,7 @@ from .context import (
     Index,
     People,
     actions_of,
+    are_covered,
     host_of,
     matchers,
     people_of,
@@ -107,13 +108,7 @@ class AccessRule:
 
     def covers(self, other: AccessRule) -> bool:
         """Whether whatever the other one is about is certain to be what this one is about."""
-        if self.where or not self.actions >= other.actions:
-            return False
-        for key, mine in self.keys.items():
-            theirs = other.keys.get(key)
-            if theirs is None or not mine.covers(theirs):  # type: ignore[arg-type]  # of one key, of one class
-                return False
-        return True
+        return not self.where and self.actions >= other.actions and are_covered(other.keys, self.keys)
 
     def shown(self) -> dict[str, Any]:
         """Plain data."""

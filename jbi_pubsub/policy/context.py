@@ -126,6 +126,18 @@ class Addresses:
         )
 
 
+Matchers = Mapping[str, Globs | Addresses]
+"""Matchers by key."""
+
+
+def are_covered(theirs: Matchers, ours: Matchers) -> bool:
+    """Whether whatever `theirs` match is certain to be matched by all of `ours`; False: perhaps not."""
+    return all(
+        (their := theirs.get(key)) is not None and our.covers(their)  # type: ignore[arg-type]  # of one key, of one class
+        for key, our in ours.items()
+    )
+
+
 class Beginnings(Generic[T]):
     """Things by what texts about them begin with."""
 
@@ -182,7 +194,7 @@ class Keyed(Protocol):
     """Holder of context keys: a rule, a policy."""
 
     @property
-    def keys(self) -> Mapping[str, Globs | Addresses]:
+    def keys(self) -> Matchers:
         """Matcher of each key that it has."""
         ...
 

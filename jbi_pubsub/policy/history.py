@@ -24,7 +24,13 @@ from .space import HISTORY_MOST, Version
 
 log = logging.getLogger("jbi_pubsub.policy")
 
-TABLES: Final = frozenset(["fact", "share", "version"])
+TABLES: Final = {
+    "version": "version INTEGER PRIMARY KEY, at REAL NOT NULL, who TEXT NOT NULL, why TEXT NOT NULL,"
+    " toml TEXT NOT NULL",
+    "fact": "name TEXT PRIMARY KEY, value TEXT NOT NULL",
+    "share": "lqm TEXT PRIMARY KEY, component TEXT NOT NULL, rates BLOB NOT NULL",
+}
+"""Columns of each."""
 Shares = Mapping[str, tuple[str, Mapping[str, float]]]
 """By local manager: what it is called, and its shares of links, bytes a second."""
 
@@ -45,19 +51,12 @@ class History:
     def _set_up(self, base: sqlite3.Connection) -> None:
         base.execute("PRAGMA locking_mode = EXCLUSIVE")  # a second manager on it would mix up two histories
         base.execute("PRAGMA synchronous = FULL")
-        base.execute("BEGIN IMMEDIATE")
-        found = {name for (name,) in base.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        if found - TABLES:
-            raise StorageError(f"{self.path}: the tables in it are something else's", hint="Give another --state")
-        base.execute(
-            "CREATE TABLE IF NOT EXISTS version"
-            " (version INTEGER PRIMARY KEY, at REAL NOT NULL, who TEXT NOT NULL, why TEXT NOT NULL, toml TEXT NOT NULL)"
-        )
-        base.execute("CREATE TABLE IF NOT EXISTS fact (name TEXT PRIMARY KEY, value TEXT NOT NULL)")
-        base.execute(
-            "CREATE TABLE IF NOT EXISTS share (lqm TEXT PRIMARY KEY, component TEXT NOT NULL, rates BLOB NOT NULL)"
-        )
-        base.execute("COMMIT")
+        with transaction(base):
+            found = {name for (name,) in base.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            if found - TABLES.keys():
+                raise StorageError(f"{self.path}: the tables in it are something else's", hint="Give another --state")
+            for table, columns in TABLES.items():
+                base.execute(f"CREATE TABLE IF NOT EXISTS {table} ({columns})")
 
     def versions(self) -> list[Version]:
         """All that are kept, the oldest first. Raises StorageError."""
@@ -88,19 +87,15 @@ class History:
         with self._lock, self._translated(), transaction(self._base) as base:
             base.executemany("INSERT OR REPLACE INTO fact (name, value) VALUES (?, ?)", facts.items())
 
-    def keep_shares(self, shares: Shares) -> None:
-        """Keep who has what from now on. Raises StorageError."""
-        rows = [(lqm, component, msgspec.msgpack.encode(rates)) for lqm, (component, rates) in shares.items()]
-        with self._lock, self._translated(), transaction(self._base) as base:
-            base.execute("DELETE FROM share")
-            base.executemany("INSERT INTO share (lqm, component, rates) VALUES (?, ?, ?)", rows)
-
     def note_shares(self, shares: Shares) -> None:
-        """The same where they have changed; a fault is told once."""
+        """Keep who has what from now on, where that has changed; a fault is told once."""
         if shares == self._noted:
             return
+        rows = [(lqm, component, msgspec.msgpack.encode(rates)) for lqm, (component, rates) in shares.items()]
         try:
-            self.keep_shares(shares)
+            with self._lock, self._translated(), transaction(self._base) as base:
+                base.execute("DELETE FROM share")
+                base.executemany("INSERT INTO share (lqm, component, rates) VALUES (?, ?, ?)", rows)
         except StorageError as exc:
             if not self.has_fault:
                 log.error("shares of links are not kept: %s", exc)

@@ -20,7 +20,7 @@ from jbi_pubsub.core.quality import GrantedQos, LinkTerms, PayloadShape, Rate, R
 from jbi_pubsub.core.toml import TextPlace
 
 from .condition import Node, restricts
-from .context import Addresses, CallerFacts, Globs
+from .context import Addresses, CallerFacts, Globs, are_covered
 from .units import with_unit
 
 FIELDS: Final = ("importance", "deadline", "shape", "max_rate", "max_size", "oversize", "replace", "queue")
@@ -146,14 +146,7 @@ class PolicyRule:
         """Whether whatever the other one is about is certain to be what this one is about, at all times."""
         if self.effectivity is not None or (self.condition is not True and self.condition != other.condition):
             return False
-        for key, mine in self.keys.items():
-            theirs = other.keys.get(key)
-            if theirs is None or not mine.covers(theirs):  # type: ignore[arg-type]  # of one key, of one class
-                return False
-        return all(
-            (theirs := other.attributes.get(name)) is not None and mine.covers(theirs)
-            for name, mine in self.attributes.items()
-        )
+        return are_covered(other.keys, self.keys) and are_covered(other.attributes, self.attributes)
 
     def behind(self, winner: PolicyRule) -> str:
         """Why the winner ranks before it."""

@@ -6,7 +6,7 @@ import hashlib
 import importlib.util
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -255,11 +255,11 @@ def review(document: PolicyDocument, rules: Sequence[PolicyRule], now: float | N
         if rule.effectivity is not None and rule.effectivity.until is not None and rule.effectivity.until <= now:
             document.warn(rule.place, f"policy {rule.name!r}: its time is over", "Remove it, or set a new until")
     _review_shapes(document, rules)
-    by_beginning = _ByContext(rules)
+    index = Index(rules, by_type=True)
     compared = 0
     for rule in rules:
         left = set(rule.fields) | {f"allow {name}" for name in rule.allow}
-        for other in by_beginning.near(rule):
+        for other in _near(index, rule):
             if other is rule:
                 continue
             compared += 1 + _texts_of(rule) * _texts_of(other) // 10
@@ -311,23 +311,18 @@ def _meet(one: Globs | Addresses, other: Globs | Addresses) -> bool:
     )
 
 
-class _ByContext:
-    """Policies that may cover one, or share its context: those that an index of them all finds by its first texts."""
-
-    def __init__(self, rules: Sequence[PolicyRule]) -> None:
-        self._index = Index(rules, by_type=True)
-
-    def near(self, rule: PolicyRule) -> Iterator[PolicyRule]:
-        """Each once."""
-        first = {key: matcher.said for key, matcher in rule.keys.items()}
-        users, types = first.get("user", ("",)), first.get("type", ("",))
-        addresses = [text.partition("/")[0] for text in first.get("address", ("",))]
-        found: dict[PolicyRule, None] = {}
-        for user, type_, address in itertools.islice(itertools.product(users, types, addresses), 64):
-            groups, roles = first.get("group", ()), first.get("role", ())
-            facts = CallerFacts((user,), groups, roles, ("",), ("",), (address,), type=(type_,))
-            found |= dict.fromkeys(self._index.about(facts))
-        return iter(found)
+def _near(index: Index[PolicyRule], rule: PolicyRule) -> Iterable[PolicyRule]:
+    """Policies that may cover one, or share its context, each once: those that an index of them all finds by its first
+    texts."""
+    first = {key: matcher.said for key, matcher in rule.keys.items()}
+    users, types = first.get("user", ("",)), first.get("type", ("",))
+    addresses = [text.partition("/")[0] for text in first.get("address", ("",))]
+    groups, roles = first.get("group", ()), first.get("role", ())
+    found: dict[PolicyRule, None] = {}
+    for user, type_, address in itertools.islice(itertools.product(users, types, addresses), 64):
+        facts = CallerFacts((user,), groups, roles, ("",), ("",), (address,), type=(type_,))
+        found |= dict.fromkeys(index.about(facts))
+    return found
 
 
 def _review_shapes(document: PolicyDocument, rules: Iterable[PolicyRule]) -> None:
