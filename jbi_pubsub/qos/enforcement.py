@@ -59,7 +59,7 @@ class Enforcement:
         self.local = LocalManager(
             component,
             installed=self._installed,
-            applied=self._applied,
+            applied=self.tasks.changed,  # what waits goes by the other settings
             measured=self._measured,
             claims=config.policy.trust_claims,
         )
@@ -113,10 +113,6 @@ class Enforcement:
         """Follow the policy manager found there, unless a file says who matters; `service_id` is ours."""
         if not self._file_says:
             self.following.start(community, service_id)
-
-    def _applied(self) -> None:
-        """Contracts have other settings than they had: what waits goes by those."""
-        self.tasks.changed()
 
     def _measured(self, link: str) -> Resources:
         """Resources of a link, as far as they are known, and of this process."""

@@ -370,7 +370,7 @@ class LocalManager:
         now = self._wall()
         for kind in classes:
             with self._lock:
-                told = self._apply(kind) if self._refresh(kind, now) else self._put(kind)
+                told = self._apply(kind, is_new=self._refresh(kind, now))
             _tell(told)
         self.rounds += 1
         self._applied()
@@ -381,17 +381,13 @@ class LocalManager:
         kind.resolve(self._policies, now)
         return kind.settle(self._decide, self._seen, now)
 
-    def _apply(self, kind: ContractClass) -> list[tuple[Changed, GrantedQos]]:
-        """Under the lock: what its contracts have from now on; who is to be told."""
-        self._put(kind)
-        return [(held.changed, kind.granted) for held in kind.contracts if held.changed is not None]
-
-    def _put(self, kind: ContractClass) -> list[tuple[Changed, GrantedQos]]:
+    def _apply(self, kind: ContractClass, *, is_new: bool) -> list[tuple[Changed, GrantedQos]]:
+        """Under the lock: what its contracts have from now on; who is to be told, as that `is_new`."""
         settings, by_object = kind.granted.settings, kind.by_object
         for held in kind.contracts:
             held.by_object = by_object
             held.settings = settings  # last: whoever sees other ones sorts what waits by what they say of objects
-        return []
+        return [(held.changed, kind.granted) for held in kind.contracts if is_new and held.changed is not None]
 
     # -- resources and time -------------------------------------------------------------------------------------
 
@@ -426,7 +422,7 @@ class LocalManager:
                     flipped.add((link, test))
             touched = [kind for kind in asks if asks[kind] & flipped or isinstance(kind.by_object, SettingsByType)]
             for kind in touched if flipped else []:
-                told += self._apply(kind) if kind.settle(self._decide, self._seen, self._wall()) else self._put(kind)
+                told += self._apply(kind, is_new=kind.settle(self._decide, self._seen, self._wall()))
         _tell(told)
         if flipped:
             self._applied()
