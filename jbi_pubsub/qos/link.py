@@ -87,12 +87,8 @@ class SharedLink(Generic[T]):
         """Other terms from now on; what is under way and what waits stays."""
         self.terms = terms
         self._turns.set(strategy, strategy.link)
-        if terms.rate is None:
-            self._bucket = None
-        elif self._bucket is None:
-            self._bucket = TokenBucket(self.effective_rate, self._burst(self.effective_rate), now)
-        else:
-            self._bucket.set(self.effective_rate, self._burst(self.effective_rate), now)
+        rate = self.effective_rate
+        self._bucket = None if terms.rate is None else _bucket(self._bucket, rate, _burst(rate), now)
         self._guarantee(now)
         for destination in self._destinations:
             self._limit(destination, now)
@@ -254,9 +250,6 @@ class SharedLink(Generic[T]):
 
     # -- within -------------------------------------------------------------------------------------------------
 
-    def _burst(self, rate: float) -> float:
-        return max(rate * BURST_SECONDS, QUANTUM_LEAST)
-
     def _guarantee(self, now: float) -> None:
         rate = self.effective_rate
         for level, share in enumerate(self.terms.min_share):
@@ -265,19 +258,11 @@ class SharedLink(Generic[T]):
                 continue
             part = rate * share
             burst = max(part * SHARE_SECONDS, QUANTUM_LEAST)
-            if level in self._guaranteed:
-                self._guaranteed[level].set(part, burst, now)
-            else:
-                self._guaranteed[level] = TokenBucket(part, burst, now)
+            self._guaranteed[level] = _bucket(self._guaranteed.get(level), part, burst, now)
 
     def _limit(self, destination: Destination[T], now: float) -> None:
         each = self.terms.each
-        if each is None:
-            destination.bucket = None
-        elif destination.bucket is None:
-            destination.bucket = TokenBucket(each, self._burst(each), now)
-        else:
-            destination.bucket.set(each, self._burst(each), now)
+        destination.bucket = None if each is None else _bucket(destination.bucket, each, _burst(each), now)
 
     def _stalled(self, now: float) -> int:
         """Bytes under way to those who do not answer: no part of what the link carries."""
@@ -330,6 +315,18 @@ class SharedLink(Generic[T]):
             destination = heapq.heappop(self._parked)[2]
             destination.is_parked = False
             self.put(destination)
+
+
+def _bucket(known: TokenBucket | None, rate: float, burst: float, now: float) -> TokenBucket:
+    """A bucket of that rate: the known one, if there is one."""
+    if known is None:
+        return TokenBucket(rate, burst, now)
+    known.set(rate, burst, now)
+    return known
+
+
+def _burst(rate: float) -> float:
+    return max(rate * BURST_SECONDS, QUANTUM_LEAST)
 
 
 def update_links(links: dict[str, SharedLink[T]], space: Space, chunk: int, now: float) -> None:
