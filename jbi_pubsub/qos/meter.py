@@ -116,22 +116,20 @@ class Tally:
 
     def status(self) -> dict[str, Any]:
         """Plain data; times in seconds."""
-        found = {name: percentile(self.counts, part) for name, part in PERCENTILES}
         return {
             "received": self.received,
             "dropped": self.dropped,
             "bytes": self.bytes,
             "jitter": round(self.jitter, 6),
-            **{name: round(value, 6) for name, value in found.items() if value is not None},
-            **self._ends(),
+            **_percentiles(self.counts, ""),
+            **_percentiles(self.ends, "end_"),
+            **({"end_jitter": round(self.end_jitter, 6)} if self.ends else {}),
         }
 
-    def _ends(self) -> dict[str, Any]:
-        if not self.ends:
-            return {}
-        found = {f"end_{name}": percentile(self.ends, part) for name, part in PERCENTILES}
-        told = {name: round(value, 6) for name, value in found.items() if value is not None}
-        return {**told, "end_jitter": round(self.end_jitter, 6)}
+
+def _percentiles(counts: Sequence[int], prefix: str) -> dict[str, float]:
+    found = {f"{prefix}{name}": percentile(counts, part) for name, part in PERCENTILES}
+    return {name: round(value, 6) for name, value in found.items() if value is not None}
 
 
 _NOTHING: Final[dict[str, Tally]] = {}
@@ -337,20 +335,17 @@ class Monitor:
         """Take the numbers that are told by now. Names that are not told any more are forgotten."""
         numbers = dict(numbers_in(told))
         with self._lock:
-            self._sample(numbers, now, wall)
-
-    def _sample(self, numbers: Mapping[str, float], now: float, wall: float) -> None:
-        for name in [name for name in self._series if name not in numbers]:
-            del self._series[name], self._at[name]
-        for name, value in numbers.items():
-            series = self._series.get(name)
-            if series is None:
-                if len(self._series) >= SERIES_MOST:
-                    continue
-                made = Counter if name.rpartition(".")[2] in COUNTERS else Gauge
-                series = self._series[name] = made(self._window)
-            series.add(now, value)
-            self._at[name] = wall
+            for name in self._series.keys() - numbers:
+                del self._series[name], self._at[name]
+            for name, value in numbers.items():
+                series = self._series.get(name)
+                if series is None:
+                    if len(self._series) >= SERIES_MOST:
+                        continue
+                    made = Counter if name.rpartition(".")[2] in COUNTERS else Gauge
+                    series = self._series[name] = made(self._window)
+                series.add(now, value)
+                self._at[name] = wall
 
     def status(self, now: float) -> dict[str, SeriesStatus]:
         """By name: when and what last, mean, standard deviation and trend (what it grows by in a second) of the window,
