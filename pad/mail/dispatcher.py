@@ -199,9 +199,7 @@ class MailDispatcher:
             if closing:
                 self._queue.flush(time.monotonic())
                 self._poke()
-            deadline = time.monotonic() + timeout
-            while not self._queue.is_drained(time.monotonic()) and (left := deadline - time.monotonic()) > 0:
-                self._changed.wait(left)
+            self._changed.wait_for(lambda: self._queue.is_drained(time.monotonic()), timeout)
             return self._queue.volatile - self._queue.gathering
 
     def stop(self, timeout: float = 5.0) -> None:

@@ -18,9 +18,6 @@ from jbi_pubsub.pad.model.subscription import Subscription
 TERMS: Final = 4
 """A lease that is shorter than so many times [mail] reminder_seconds is not reminded of: whoever asks for it knows."""
 
-LOOKS: Final = 10
-"""So often within [mail] reminder_seconds it is looked whose is due, a minute apart at most."""
-
 MOST: Final = 10_000
 """Reminders that wait to be sent; more are not sent."""
 
@@ -31,8 +28,7 @@ class Schedule:
     def __init__(self, before: float) -> None:
         """Due `before` seconds before the end of a lease; 0: never."""
         self._before = before
-        self._due: dict[Subscription, float] = {}
-        self._look = -math.inf
+        self._due: Agenda[Subscription] = Agenda()
 
     def __contains__(self, subscription: Subscription) -> bool:
         return subscription in self._due
@@ -43,22 +39,21 @@ class Schedule:
 
     def set(self, subscription: Subscription, due: float) -> None:
         """Its lease has begun, or has been renewed; infinity for no reminder."""
-        self._due.pop(subscription, None)
         if due < math.inf:
-            self._due[subscription] = due
+            self._due.set_time(subscription, due)
+        else:
+            self._due.discard(subscription)
 
     def due(self, subscription: Subscription) -> float:
         """When its reminder is due; infinity for none."""
-        return self._due.get(subscription, math.inf)
+        return self._due.time(subscription) if subscription in self._due else math.inf
 
     def take(self, now: float) -> list[Subscription]:
-        """Those that are due and were not taken, when it is time to look again."""
-        if now < self._look or not self._due:
-            return []
-        self._look = now + min(60.0, self._before / LOOKS)
-        due = [subscription for subscription, at in self._due.items() if at <= now]
-        for subscription in due:
-            del self._due[subscription]
+        """Those that are due and were not taken."""
+        due = []
+        while (subscription := self._due.pop(now)) is not None:
+            self._due.discard(subscription)
+            due.append(subscription)
         return due
 
 
