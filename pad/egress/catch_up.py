@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable
 from enum import Enum, auto
-from typing import Final, Protocol
+from typing import Final
 
 from jbi_pubsub.core.info_object import Parcel
 from jbi_pubsub.core.state import StateTable
@@ -78,12 +79,8 @@ DROPPING: Final = frozenset((CatchUpState.HELD, CatchUpState.BEHIND, CatchUpStat
 """States in which what is kept does not come live: another round brings it."""
 
 
-class Feed(Protocol):
-    """Source that fills a queue from an archive, as it has room."""
-
-    def wake(self) -> None:
-        """There may be room, or it is over. Never waits: the session's lock may be held."""
-        ...
+WakeFeed = Callable[[], None]
+"""Tells a feed that there may be room, or that it is over. Never waits: the session's lock may be held."""
 
 
 class Replay:
@@ -91,7 +88,7 @@ class Replay:
 
     __slots__ = ("again_from", "behind", "dropped", "durable", "not_kept", "past", "size", "target", "went")
 
-    def __init__(self, durable: Durable | None = None) -> None:
+    def __init__(self, durable: Durable | None) -> None:
         """`durable`: told what goes out, and what was acknowledged; None: nobody is."""
         self.durable = durable
         self.went: deque[int] = deque()

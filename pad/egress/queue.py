@@ -20,7 +20,7 @@ import msgspec
 from jbi_pubsub.core.info_object import Parcel
 from jbi_pubsub.core.quality import Metering
 from jbi_pubsub.core.wire.stream import ParcelCut
-from jbi_pubsub.pad.egress.catch_up import CATCH_UP, HELD, CatchUpEvent, CatchUpState, Feed, Replay
+from jbi_pubsub.pad.egress.catch_up import CATCH_UP, HELD, CatchUpEvent, CatchUpState, Replay, WakeFeed
 from jbi_pubsub.pad.model.subscription import Subscription
 from jbi_pubsub.protocol.requests import SubscriptionRequest
 
@@ -139,8 +139,8 @@ class SubscriptionQueue:
         """`held`: a late joiner whose source is being made ready: nothing goes out."""
         self.subscription = subscription
         self.alone = (self,)
-        self.feed: Feed | None = None
-        """The feed of a placed queue: its objects go out with their positions, each by itself."""
+        self.feed: WakeFeed | None = None
+        """Wakes the feed of a placed queue: its objects go out with their positions, each by itself."""
         self.replay: Replay | None = None
         """Its feed is of a subscription, which catches up."""
         self.bound = subscription.request.bound
@@ -218,7 +218,7 @@ class SubscriptionQueue:
     def wake_feed(self) -> None:
         """There may be room, or it is over."""
         if self.feed is not None:
-            self.feed.wake()
+            self.feed()
 
     def settle(self) -> None:
         """Settle its end: what is behind counts as lost, too."""

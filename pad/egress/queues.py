@@ -13,7 +13,7 @@ from typing import Any
 
 from jbi_pubsub.core.info_object import Cause, Parcel
 from jbi_pubsub.pad.egress.budget import Budget
-from jbi_pubsub.pad.egress.catch_up import DROPPING, HELD, CatchUpEvent, CatchUpState, Feed, Replay
+from jbi_pubsub.pad.egress.catch_up import DROPPING, HELD, CatchUpEvent, CatchUpState, Replay, WakeFeed
 from jbi_pubsub.pad.egress.queue import Backlog, SubscriptionQueue, Waiting
 from jbi_pubsub.pad.model.durable import Durable
 from jbi_pubsub.pad.model.subscription import Subscription
@@ -229,7 +229,6 @@ class SessionQueues:
         """Let what waits of a durable one, as too much, come by its feed, with that object and all behind it."""
         replay = queue.replay
         assert replay is not None
-        assert queue.feed is not None
         assert replay.durable is not None
         freed = lost = 0
         dropped: list[int] = []
@@ -249,7 +248,7 @@ class SessionQueues:
         replay.again_from = after if replay.again_from < 0 else min(replay.again_from, after)
         replay.past = math.inf
         queue.follow(CatchUpEvent.FELL_BACK)
-        queue.feed.wake()
+        queue.wake_feed()
 
     # -- out ----------------------------------------------------------------------------------------------------
 
@@ -325,16 +324,16 @@ class FeedControl:
         self._changed = queues.changed
         self._add = add
 
-    def add_query(self, query: Subscription, feed: Feed) -> None:
-        """Open a queue that `feed` fills as there is room (`room`, `put`), until it is `finish`ed."""
+    def add_query(self, query: Subscription, feed: WakeFeed) -> None:
+        """Open a queue that a feed fills, woken by `feed`, as there is room (`room`, `put`), until it is `finish`ed."""
         queue = self._add(query, held=False)
         with self._changed:
             queue.feed = feed
 
-    def add_replay(self, subscription: Subscription, feed: Feed, durable: Durable | None = None) -> None:
-        """Open the queue of a subscription that catches up with an archive by `feed`. Nothing of what is kept comes to
-        it live before `arm`; nothing goes out before `catch_up`. One that is `durable` catches up again whenever its
-        queue is full."""
+    def add_replay(self, subscription: Subscription, feed: WakeFeed, durable: Durable | None) -> None:
+        """Open the queue of a subscription that catches up with an archive by a feed, woken by `feed`. Nothing of what
+        is kept comes to it live before `arm`; nothing goes out before `catch_up`. One that is `durable` catches up
+        again whenever its queue is full."""
         queue = self._add(subscription, held=True)
         with self._changed:
             queue.feed, queue.replay = feed, Replay(durable)

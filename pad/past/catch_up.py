@@ -299,7 +299,7 @@ class ArchiveCatchUps:
         with self._lock:
             self._open[catch_up.key] = catch_up
         self._thread.start()
-        session.feeds.add_replay(subscription, catch_up, durable)
+        session.feeds.add_replay(subscription, catch_up.wake, durable)
 
     def begin(self, session_id: str, subscription: Subscription) -> None:
         """Begin, as the subscription is in the match tables now."""

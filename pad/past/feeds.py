@@ -60,7 +60,7 @@ class ArchiveFeed(ABC):
         return math.inf
 
     def wake(self) -> None:
-        """See Feed."""
+        """See WakeFeed."""
         self.thread.wake(self)
 
     def serve(self) -> None:

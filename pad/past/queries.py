@@ -453,7 +453,7 @@ class QueryService:
             query.share = self._contracts.quota.take(caller, size_of("a query", query.plan.request))
             self._open[query.key] = query
         self._thread.start()
-        query.session.feeds.add_query(query.subscription, query)
+        query.session.feeds.add_query(query.subscription, query.wake)
 
     def _forget(self, query: ArchiveQuery, outcome: str) -> None:
         with self._lock:

@@ -147,7 +147,7 @@ class Life:
         self.catch_up = ArchiveCatchUp(
             self.thread, self.session, self.subscription, archive, archive, after=0, is_told=False, left=lambda _: None
         )
-        self.session.feeds.add_replay(self.subscription, self.catch_up, durable)
+        self.session.feeds.add_replay(self.subscription, self.catch_up.wake, durable)
 
     def under_way(self) -> list[tuple[int, int]]:
         return [(each.position, each.position) for each in self.pending if each.position]
