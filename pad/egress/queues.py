@@ -160,13 +160,8 @@ class SessionQueues:
         return has_room
 
     def _wait_for_room(self, queue: SubscriptionQueue, seconds: float) -> bool:
-        deadline = self.clock() + seconds
-        while self.is_full(queue):
-            left = deadline - self.clock()
-            if left <= 0 or self.is_closed or not self.stands(queue):
-                return False
-            self.changed.wait(left)
-        return True
+        self.changed.wait_for(lambda: not self.is_full(queue) or self.is_closed or not self.stands(queue), seconds)
+        return not self.is_full(queue)
 
     def put(self, queue: SubscriptionQueue, parcels: Sequence[Parcel]) -> None:
         """Objects that there is room for, each by itself."""
