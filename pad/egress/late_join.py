@@ -19,7 +19,7 @@ from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import Cause
 from jbi_pubsub.core.xpath import Predicate
 from jbi_pubsub.pad.egress.buffer_pass import BufferPass, LateDelivery, LateJoiner
-from jbi_pubsub.pad.egress.queue import backlog_of
+from jbi_pubsub.pad.egress.queue import Backlog
 from jbi_pubsub.pad.egress.session import SubscriberSession
 from jbi_pubsub.pad.matching.match_table import MatchTable
 from jbi_pubsub.pad.matching.registration import Topic
@@ -68,7 +68,7 @@ class LateJoiners:
     ) -> None:
         """Let a subscription catch up that has just been put into the topics' tables. Its queue is held until then.
         `narrowed`: the predicates that hold in some of them instead of its own."""
-        backlog = backlog_of(subscription, self._delivery.budget.share)
+        backlog = Backlog(subscription, self._delivery.budget.share)
         joiner = LateJoiner(subscription, dict(topics), since, backlog, narrowed)
         if not any(self._delivery.buffers.owes(topic.buffer, since) for topic in joiner.topics):
             self._let_go(session, [joiner])

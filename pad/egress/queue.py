@@ -18,11 +18,9 @@ from typing import Any
 import msgspec
 
 from jbi_pubsub.core.info_object import Parcel
-from jbi_pubsub.core.quality import Metering
 from jbi_pubsub.core.wire.stream import ParcelCut
 from jbi_pubsub.pad.egress.catch_up import CATCH_UP, HELD, CatchUpEvent, CatchUpState, Replay, WakeFeed
 from jbi_pubsub.pad.model.subscription import Subscription
-from jbi_pubsub.protocol.requests import SubscriptionRequest
 
 
 class Waiting(msgspec.Struct, eq=False, gc=False):
@@ -66,10 +64,11 @@ class Backlog(FifoQueue):
     """A source that lies ready: what a late joiner catches up with, oldest first, at most `bound` objects and as many
     bytes as one queue may hold; beyond that the policy says whether the oldest or the newest is `dropped`."""
 
-    def __init__(self, request: SubscriptionRequest, share: int, meter: Metering | None = None) -> None:
-        """`meter`: told what goes and what is lost."""
+    def __init__(self, subscription: Subscription, share: int) -> None:
+        """`share`: bytes that one queue may hold."""
         super().__init__()
-        self._meter = meter
+        request, contract = subscription.request, subscription.contract
+        self._meter = contract.meter if contract is not None else None
         self._bound = request.bound
         self._share = share
         self._is_oldest_dropped = request.policy == "drop_oldest"
@@ -119,12 +118,6 @@ class Backlog(FifoQueue):
 
     def _is_full(self) -> bool:
         return len(self) >= self._bound or (len(self) > 0 and self.size >= self._share)
-
-
-def backlog_of(subscription: Subscription, share: int) -> Backlog:
-    """For a late joiner; `share`: bytes that one queue may hold."""
-    meter = subscription.contract.meter if subscription.contract is not None else None
-    return Backlog(subscription.request, share, meter)
 
 
 class SubscriptionQueue:

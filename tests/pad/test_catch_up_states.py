@@ -22,7 +22,7 @@ from jbi_pubsub.core.wire.hub import SenderHub
 from jbi_pubsub.pad.egress.budget import Budget
 from jbi_pubsub.pad.egress.catch_up import CATCH_UP, CatchUpState
 from jbi_pubsub.pad.egress.levels import LevelledSession
-from jbi_pubsub.pad.egress.queue import Waiting, backlog_of
+from jbi_pubsub.pad.egress.queue import Backlog, Waiting
 from jbi_pubsub.pad.egress.session import SubscriberSession
 from jbi_pubsub.pad.model.durable import Durable
 from jbi_pubsub.pad.model.subscription import compile_subscription
@@ -182,7 +182,7 @@ class Life:
         """What lay in memory was looked through: so many objects, none of which the archive has."""
         if self.state is not CatchUpState.HELD:
             return
-        backlog = backlog_of(self.subscription, SHARE)
+        backlog = Backlog(self.subscription, SHARE)
         for _ in range(owed):
             number = next(self.made)
             self.expected.add(number)

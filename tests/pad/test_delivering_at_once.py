@@ -19,7 +19,7 @@ from jbi_pubsub.core.wire.hub import SenderHub
 from jbi_pubsub.core.wire.receiver import Receiver
 from jbi_pubsub.core.wire.stream_socket import StreamSocket
 from jbi_pubsub.pad.egress.budget import Budget
-from jbi_pubsub.pad.egress.queue import backlog_of
+from jbi_pubsub.pad.egress.queue import Backlog
 from jbi_pubsub.pad.egress.session import Deliveries, SubscriberSession
 from jbi_pubsub.pad.model.subscription import Subscription, compile_subscription
 from jbi_pubsub.protocol.deliveries import ITEM, LAST_CHUNK, LOSS, OBJECT, Heard
@@ -128,10 +128,10 @@ def test_who_comes_late_and_has_missed_nothing_wakes_nobody(
     told: list[str] = []
     monkeypatch.setattr(session._sender, "ready", lambda: told.append("ready"))
     # When a subscription is done with the past, and had nothing there, expect that to be nobody's business
-    session.catch_up([(subscription, backlog_of(subscription, 1 << 20), 0)])
+    session.catch_up([(subscription, Backlog(subscription, 1 << 20), 0)])
     assert told == []
     # When it has missed something, expect that to be told
-    session.catch_up([(subscription, backlog_of(subscription, 1 << 20), 3)])
+    session.catch_up([(subscription, Backlog(subscription, 1 << 20), 3)])
     assert told == ["ready"]
 
 
