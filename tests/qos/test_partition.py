@@ -470,7 +470,7 @@ def test_two_registrations_of_a_topic_go_through_its_levels_at_the_same_time(lan
     # Given: long steps are usual, so that two are done at a time; a partitioned table of two registrations
     turns = TaskManager("test", judges=2)
     for _ in range(20):
-        turns.run(Contract(), object(), lambda: sum(range(300_000)))
+        turns.run(Contract(), object(), lambda: sum(range(2_000_000)))
     made = lanes(turns)
     for importance in (5, 1):
         made.subscribe("", importance)
