@@ -36,7 +36,7 @@ from jbi_pubsub.examples.example import DATA, Cell, ExampleOutcome, OutcomeTable
 from jbi_pubsub.examples.federation import PATIENCE, Federation, application, say
 from jbi_pubsub.policy.policyset import PolicySet
 from jbi_pubsub.protocol.services import fetch_status
-from jbi_pubsub.qos.simulate import DEMO_FLOWS, DEMO_SUBSCRIBERS, Change, Publication, Simulated, Workload, simulate
+from jbi_pubsub.qos.simulate import DEMO_FLOWS, DEMO_SUBSCRIBERS, Change, Publication, Simulated, SimulatedRun, Workload
 from jbi_pubsub.spark.plots import Plot, Series, thinned
 
 SCHEMA: Final = DATA / "targeting" / "Report.xsd"
@@ -184,7 +184,7 @@ def simulated(played: DemonstrationRun) -> Simulated:
         if number
     ]
     first = PolicySet.parse(policies(FREE))
-    return simulate(first, workload, 2 * played.seconds + PATIENCE, changes=changes)
+    return SimulatedRun(first, workload, 2 * played.seconds + PATIENCE, changes=changes).result()
 
 
 def rows_of(played: DemonstrationRun, said: Simulated) -> list[ComparisonRow]:

@@ -15,7 +15,7 @@ from jbi_pubsub.policy.file import nearest, parse, read
 from jbi_pubsub.policy.policyset import PolicySet, policies_of
 from jbi_pubsub.policy.units import amount, rate
 from jbi_pubsub.policy.writing import changed, value_of
-from jbi_pubsub.qos.simulate import JUDGING, Change, Simulated, Stage, Workload, demo, simulate
+from jbi_pubsub.qos.simulate import JUDGING, Change, Simulated, SimulatedRun, Stage, Workload, demo
 from jbi_pubsub.spark.plots import Plot, Series, thinned
 from jbi_pubsub.subscriber.moments import seconds_at
 
@@ -88,9 +88,9 @@ def simulated(given: _Simulate) -> None:
         )
     began = time.process_time()
     cost = _positive("--judging", given.judging, JUDGING)
-    now = time.time()
-    begins = now if given.begin is None else seconds_at(given.begin, now=now, what="--begin")
-    found = simulate(policies, load, seconds, changes=changes, judging=cost, component=given.component, begins=begins)
+    begins = time.time() if given.begin is None else seconds_at(given.begin, now=time.time(), what="--begin")
+    run = SimulatedRun(policies, load, seconds, changes=changes, judging=cost, component=given.component, begins=begins)
+    found = run.result()
     spent = time.process_time() - began
     if given.page is not None:
         lead = f"Simulated deliveries under {given.file}: {len(load.publications):,} objects in {seconds:g} s."

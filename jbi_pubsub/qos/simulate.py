@@ -221,34 +221,23 @@ class Simulated(msgspec.Struct):
         }
 
 
-def simulate(
-    policies: PolicySet,
-    workload: Workload,
-    seconds: float,
-    *,
-    changes: Sequence[Change] = (),
-    judging: float = JUDGING,
-    component: str = "alpha@rome",
-    begins: float = 0.0,
-) -> Simulated:
-    """Run a workload under policies for so many virtual seconds. `begins` is the time of the first, for policies that
-    are in force at times. Raises JbiError for what can't be."""
-    return _Simulation(policies, workload, seconds, changes, judging, component, begins).run()
-
-
-class _Simulation:
-    """Events in their order. What the processes' threads and sockets do are methods here."""
+class SimulatedRun:
+    """A workload under policies for so many virtual seconds: events in their order. What the processes' threads and
+    sockets do are methods here."""
 
     def __init__(
         self,
         policies: PolicySet,
         workload: Workload,
         seconds: float,
-        changes: Sequence[Change],
-        judging: float,
-        component: str,
-        begins: float,
+        *,
+        changes: Sequence[Change] = (),
+        judging: float = JUDGING,
+        component: str = "alpha@rome",
+        begins: float = 0.0,
     ) -> None:
+        """`begins` is the time of the first second, for policies that are in force at times. Raises JbiError for what
+        can't be."""
         self._seconds = seconds
         self._judging = judging
         self._clock = clock = VirtualClock()
@@ -284,8 +273,8 @@ class _Simulation:
         clock.at(0.0, self._tick)
         clock.at(SAMPLE_SECONDS, self._network.sample)
 
-    def run(self) -> Simulated:
-        """To the end."""
+    def result(self) -> Simulated:
+        """Run it to the end, once."""
         self._clock.run(self._seconds)
         self._stages[-1].ends = self._seconds
         waiting = sum(session.waiting() for session in self._network.sessions.values())

@@ -19,11 +19,11 @@ from jbi_pubsub.qos.simulate import (
     Change,
     Flow,
     Simulated,
+    SimulatedRun,
     TraceSubscriber,
     Workload,
     demo,
     estimated,
-    simulate,
 )
 from jbi_pubsub.qos.virtual import StageResult
 
@@ -70,7 +70,7 @@ def got(found: Simulated, stage: int = -1) -> dict[str, StageResult]:
 def test_ten_minutes_of_the_demonstration_take_seconds() -> None:
     # When
     began = time.process_time()
-    found = simulate(PolicySet.read(DEMO), demo(600.0), 600.0)
+    found = SimulatedRun(PolicySet.read(DEMO), demo(600.0), 600.0).result()
     # Expect
     assert time.process_time() - began < 60.0
     [stage] = found.stages
@@ -109,7 +109,7 @@ def test_when_the_link_becomes_narrow_the_important_keep_their_rate_and_the_rest
     wide = PolicySet.parse(text.replace('rate = "800 kbps"', 'rate = "100 Mbps"'))
     # When the link gets its limit after a minute
     narrow = Change(60.0, policies=PolicySet.parse(text).of_version(2))
-    found = simulate(wide, demo(180.0), 180.0, changes=[narrow])
+    found = SimulatedRun(wide, demo(180.0), 180.0, changes=[narrow]).result()
     # Expect the important types to keep their rate, imagery to be dropped, and the limit to hold
     before, after = ({(row["subscriber"], row["type"]): row for row in stage.rows()} for stage in found.stages)
     assert not any(row["lost"] for row in before.values())
@@ -125,14 +125,14 @@ def test_when_the_link_becomes_narrow_the_important_keep_their_rate_and_the_rest
 
 
 def test_the_same_twice_is_the_same() -> None:
-    first, second = (simulate(PolicySet.read(DEMO), demo(60.0), 60.0).plain() for _ in range(2))
+    first, second = (SimulatedRun(PolicySet.read(DEMO), demo(60.0), 60.0).result().plain() for _ in range(2))
     assert first == second
 
 
 @pytest.mark.parametrize(("strategy", "ratio"), [("weighted_fair", 2.0), ("strict", float("inf"))])
 def test_levels_share_a_link_by_their_weights(strategy: str, ratio: float) -> None:
     # When 15 of each are published a second, and 12.5 of both fit
-    found = got(simulate(two_to_one(strategy), two_types(15.0, 60.0), 60.0))
+    found = got(SimulatedRun(two_to_one(strategy), two_types(15.0, 60.0), 60.0).result())
     # Expect
     important, normal = (len(found[name].late) for name in ("important", "normal"))
     if strategy == "strict":
@@ -144,7 +144,7 @@ def test_levels_share_a_link_by_their_weights(strategy: str, ratio: float) -> No
 
 
 def test_what_is_too_old_is_lost_and_the_account_is_even() -> None:
-    found = simulate(two_to_one(deadline="2 s"), two_types(15.0, 60.0), 60.0)
+    found = SimulatedRun(two_to_one(deadline="2 s"), two_types(15.0, 60.0), 60.0).result()
     normal = got(found)["normal"]
     assert normal.lost["deadline"] > 300
     assert all(late < 2.2 for late in normal.late)
@@ -158,7 +158,7 @@ def test_a_narrower_link_and_other_policies_hold_from_their_time_on() -> None:
         Change(40.0, policies=two_to_one("strict").of_version(2)),
     ]
     # When
-    found = simulate(two_to_one(deadline="1 s"), two_types(5.0, 60.0), 60.0, changes=changes)
+    found = SimulatedRun(two_to_one(deadline="1 s"), two_types(5.0, 60.0), 60.0, changes=changes).result()
     # Expect
     wide, narrow, strict = (got(found, stage) for stage in range(3))
     assert [round(stage.begins) for stage in found.stages] == [0, 20, 40]
@@ -171,7 +171,7 @@ def test_a_narrower_link_and_other_policies_hold_from_their_time_on() -> None:
 
 def test_judging_takes_turns_by_importance() -> None:
     # Given that one object takes 0.1 s to judge, and 20 come a second
-    found = got(simulate(two_to_one("strict"), two_types(10.0, 30.0), 30.0, judging=0.1))
+    found = got(SimulatedRun(two_to_one("strict"), two_types(10.0, 30.0), 30.0, judging=0.1).result())
     # Expect
     assert len(found["important"].late) > 280
     assert len(found["normal"].late) < 10
@@ -179,7 +179,7 @@ def test_judging_takes_turns_by_importance() -> None:
 
 def test_a_measured_link_is_used_and_found_out() -> None:
     policies = PolicySet.parse(TWO_TO_ONE.format(strategy="strict", deadline="1 s").replace('rate = "300 kbps"\n', ""))
-    found = simulate(policies, two_types(15.0, 60.0), 60.0, changes=[Change(0.0, bandwidth=37_500.0)])
+    found = SimulatedRun(policies, two_types(15.0, 60.0), 60.0, changes=[Change(0.0, bandwidth=37_500.0)]).result()
     used = dict(found.links["narrow"])
     assert 0.9 < sum(used[at] for at in range(20, 60)) / 40 / 37_500 < 1.03
     assert len(got(found)["important"].late) > 700
@@ -206,7 +206,7 @@ def test_it_is_as_what_really_runs() -> None:
 
     counted = narrow("fair", 300_000, 10.0)
     # When
-    found = got(simulate(two_to_one(), two_types(15.0, 60.0), 60.0))
+    found = got(SimulatedRun(two_to_one(), two_types(15.0, 60.0), 60.0).result())
     # Expect
     for name in ("important", "normal"):
         assert len(found[name].late) / 60 == pytest.approx(counted.rate(name), rel=0.1)
@@ -302,7 +302,7 @@ def test_what_waits_takes_no_memory_of_its_own(tmp_path: Path) -> None:
     trace.write_text("\n".join(lines))
     # When
     tracemalloc.start()
-    found = simulate(two_to_one(), Workload.read(trace), 2.0)
+    found = SimulatedRun(two_to_one(), Workload.read(trace), 2.0).result()
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     # Expect
