@@ -72,9 +72,7 @@ class AuditLog:
             try:
                 self._make_room()
                 torn = "\n" if self._is_torn else ""
-                data = (
-                    torn.encode() + "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode()
-                )
+                data = (torn + "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)).encode()
                 taken = os.write(self._file, data)
                 self._is_torn = taken < len(data) and (taken > 0 or self._is_torn)
                 if taken < len(data):

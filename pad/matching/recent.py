@@ -79,9 +79,6 @@ class DepartureCount:
     def __init__(self) -> None:
         self._spans: deque[list[float]] = deque()  # [when its first came, when its last, how many, the first's place]
 
-    def __bool__(self) -> bool:
-        return bool(self._spans)
-
     @property
     def last(self) -> float:
         """When the last of them came."""
@@ -197,11 +194,8 @@ class RecentBuffers:
             buffer.total += len(run)
             buffer.size += size
             self.size += size
-            if buffer.size > OLD_BYTES:
-                if now >= buffer.young_until:
-                    self._trim(buffer, -math.inf, OLD_BYTES // 2)  # to the half: not one for each that comes
-                elif self.size > self.limit:
-                    self._give_up()
+            if buffer.size > OLD_BYTES and now >= buffer.young_until:
+                self._trim(buffer, -math.inf, OLD_BYTES // 2)  # to the half: not one for each that comes
             elif self.size > self.limit:
                 self._give_up()
         return kept

@@ -27,7 +27,7 @@ import msgspec
 from jbi_pubsub.core.combined import Provenance
 from jbi_pubsub.core.errors import EntryError, JbiError, OversizeError, ProtocolError, StorageError
 from jbi_pubsub.core.history import HistoryQuery, KeepRule, QueryResult, Scope, Source, TakenIn
-from jbi_pubsub.core.info_object import Parcel, TypeName
+from jbi_pubsub.core.info_object import Head, Parcel, TypeName
 from jbi_pubsub.core.signing import SigningKey
 from jbi_pubsub.core.spool import COST_LEAST, MEMORY_BYTES
 from jbi_pubsub.core.values import decoder_of
@@ -223,22 +223,21 @@ class Archiving:
 
     def _known(self, wanted: Mapping[str, Parcel]) -> set[str]:
         """Which of these objects are here."""
-        found: set[str] = set()
         types = {TypeName(parcel.head.type_name, parcel.head.type_version) for parcel in wanted.values()}
-        ids = list(wanted)
-        for start in range(0, len(ids), IDS_AT_ONCE):
-            query = HistoryQuery(scopes=tuple(map(Scope, types)), object_ids=tuple(ids[start : start + IDS_AT_ONCE]))
-            found |= {Parcel.received(each.data).head.object_id for each in self.answers(query)}
-        return found
+        return {head.object_id for head, _ in self._heads(types, list(wanted))}
 
     def _ids(self, ids: Collection[str]) -> set[str]:
         """Which of these are of objects that are here, not deleted, and have their payloads. Raises StorageError."""
-        types = {source.type for source in self.keeping.sources()}
-        if not types:
-            return set()
-        query = HistoryQuery(scopes=tuple(map(Scope, types)), object_ids=tuple(ids))
-        found = ((Parcel.received(each.data).head, each.received) for each in self.answers(query))
+        found = self._heads({source.type for source in self.keeping.sources()}, list(ids))
         return {head.object_id for head, received in found if not self._is_given_up(head.type_name, received)}
+
+    def _heads(self, types: Collection[TypeName], ids: Sequence[str]) -> Iterator[tuple[Head, float]]:
+        """Heads of those of these objects that are here, each with when it was received."""
+        scopes = tuple(map(Scope, types))
+        for start in range(0, len(ids) if scopes else 0, IDS_AT_ONCE):
+            query = HistoryQuery(scopes=scopes, object_ids=tuple(ids[start : start + IDS_AT_ONCE]))
+            for each in self.answers(query):
+                yield Parcel.received(each.data).head, each.received
 
     def _is_given_up(self, type_name: str, received: float) -> bool:
         """Whether a rule gives up the payload of what was received then. What it may hold longer is left alone."""
