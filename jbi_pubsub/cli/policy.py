@@ -14,7 +14,7 @@ from jbi_pubsub.core.errors import ConfigurationError, PolicyError
 from jbi_pubsub.core.history import KeepRule
 from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.core.wire.endpoint import Caller
-from jbi_pubsub.policy.access import AccessRules, access_rules, explained, review, review_users
+from jbi_pubsub.policy.access import AccessRules, access_rules, review, review_users
 from jbi_pubsub.policy.context import ACTIONS, Addresses, facts_of
 from jbi_pubsub.policy.contradictions import contradictions
 from jbi_pubsub.policy.file import PolicyDocument, PolicyProblem, nearest, read
@@ -190,7 +190,7 @@ class _PolicyExplain(_PolicyQuestion, JsonArguments):
         caller = Caller(self.address, user=self.user, client=self.client, role=self.role)
         subject = Subject(self.type_name, self.version, self.domain)
         rules, matters = _read(_path(self.settings, self.file))
-        found = explained(rules, caller, cast("Action", self.action), subject, component=self.component)
+        found = rules.explain(caller, cast("Action", self.action), subject, component=self.component)
         if self.action in OPERATIONS and not matters.is_empty:
             resources = [*self.resources, *([f"bandwidth={self.bandwidth}"] if self.bandwidth is not None else [])]
             suppose = policies.supposed(self.size, self.payload_type, self.metadata, resources)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from jbi_pubsub.core.access import ALLOWED, Action, Decision, Namespaces, Subject
 from jbi_pubsub.core.cache import Cache
@@ -50,6 +50,8 @@ KNOWN_MOST: Final = 8192
 """Decisions that are remembered; beyond that all are forgotten."""
 QUESTION_MOST: Final = 2_000
 """Characters of a question that is remembered: a caller may ask about names of any length."""
+REASONS_MOST: Final = 20
+"""Rules that are named of those that come near."""
 PAIRS_MOST: Final = 300_000
 """Pairs of rules that are compared to find those without effect: about half a second."""
 
@@ -130,13 +132,6 @@ class RuleSide:
         self.loose = Index({rule.meaning(loose=True): rule for rule in reversed(allow)}.values(), by_type=False)
 
 
-class AccessReason(NamedTuple):
-    """Reason by one rule: the key by which it does not apply, "" if it does."""
-
-    rule: AccessRule
-    miss: str
-
-
 class AccessRules:
     """The rules of one file. Without one everything is allowed."""
 
@@ -161,19 +156,25 @@ class AccessRules:
                 self._known[question] = known
         return known
 
-    def explain(self, caller: Caller, action: Action, subject: Subject, *, component: str) -> list[AccessReason]:
-        """Reasons of each rule about the action, whether it applies, or why not; first those that do, denials before
-        others, then those that come near."""
+    def explain(self, caller: Caller, action: Action, subject: Subject, *, component: str) -> dict[str, Any]:
+        """A decision as plain data: `reasons` are the rules that apply, denials before others, then those that come
+        nearest with the key by which they do not (`miss`); `missed` is how many rules about the action do not apply."""
+        decision = self.decide(caller, action, subject, component=component)
         user = "" if caller.claimed else caller.user
         facts = self._facts(user, host_of(caller.address), caller.client, component, subject)
-        known = _known_of(action, subject)
-        reasons = [
-            AccessReason(rule, rule.miss(facts, known if rule.allow else ALL))
-            for rule in self.rules
-            if action in rule.actions
-        ]
-        order = [*OWN, *CONTEXT]
-        return sorted(reasons, key=lambda r: (r.miss != "", r.rule.allow, -order.index(r.miss) if r.miss else 0))
+        known, order = _known_of(action, subject), [*OWN, *CONTEXT]
+        asked = (rule for rule in self.rules if action in rule.actions)
+        reasons = [(rule, rule.miss(facts, known if rule.allow else ALL)) for rule in asked]
+        reasons.sort(key=lambda r: (r[1] != "", r[0].allow, -order.index(r[1]) if r[1] else 0))
+        return {
+            "allowed": decision.allowed,
+            "rule": decision.rule,
+            "where": decision.where,
+            "groups": list(self.people.groups_of(user)),
+            "role": self.people.roles.get(user, ""),
+            "reasons": [{**rule.shown(), "miss": miss} for rule, miss in reasons[:REASONS_MOST]],
+            "missed": sum(miss != "" for _, miss in reasons),
+        }
 
     def _facts(self, user: str, host: str, client: str, component: str, subject: Subject) -> CallerFacts:
         role = (self.people.roles[user],) if user in self.people.roles else ()
@@ -221,30 +222,6 @@ def _allowed_by(rules: Sequence[AccessRule], where: str = "", namespaces: Namesp
     first, *others = sorted(set(rules), key=lambda rule: rule.place)
     name = ",".join([first.name, *(str(rule.place.line) for rule in others)])
     return Decision(True, name, where, namespaces, audit=any(rule.audit for rule in rules))
-
-
-REASONS_MOST: Final = 20
-"""Rules that are named of those that come near."""
-
-
-def explained(
-    rules: AccessRules, caller: Caller, action: Action, subject: Subject, *, component: str
-) -> dict[str, Any]:
-    """A decision as plain data: `reasons` are the rules that apply, then those that come nearest with the key by which
-    they do not (`miss`); `missed` is how many rules about the action do not apply."""
-    decision = rules.decide(caller, action, subject, component=component)
-    reasons = rules.explain(caller, action, subject, component=component)
-    applying = [reason for reason in reasons if not reason.miss]
-    missing = [reason for reason in reasons if reason.miss]
-    return {
-        "allowed": decision.allowed,
-        "rule": decision.rule,
-        "where": decision.where,
-        "groups": list(rules.people.groups_of("" if caller.claimed else caller.user)),
-        "role": rules.people.roles.get("" if caller.claimed else caller.user, ""),
-        "reasons": [{**r.rule.shown(), "miss": r.miss} for r in (applying + missing)[:REASONS_MOST]],
-        "missed": len(missing),
-    }
 
 
 def access_rules(document: PolicyDocument) -> AccessRules:

@@ -28,7 +28,7 @@ from jbi_pubsub.core.ticker import Job
 from jbi_pubsub.core.wire.endpoint import Caller
 
 from . import audit, file
-from .access import AccessRules, access_rules, explained, review
+from .access import AccessRules, access_rules, review
 from .context import host_of
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ class AccessManager:
 
     def explain(self, caller: Caller, action: Action, subject: Subject) -> dict[str, Any]:
         """Explain the answer of `allow`, as plain data."""
-        return explained(self._rules, caller, action, subject, component=self.component)
+        return self._rules.explain(caller, action, subject, component=self.component)
 
     def contradictions(self, type_name: str, version: str, impossible: Impossible) -> list[str]:
         """See AccessPolicy; those of policies are theirs to tell who follow them."""

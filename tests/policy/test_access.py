@@ -335,5 +335,6 @@ def test_a_file_that_is_about_who_matters_needs_no_rules() -> None:
 
 def test_why_a_rule_does_not_apply_is_said() -> None:
     of = rules("[[access]]\nuser = 'alice'\ntype = 'a'\naction = 'subscribe'\n[[access]]\nallow = false\ntype = 'b'\n")
-    reasons = of.explain(Caller("a:1", identity="alice"), "subscribe", Subject("b"), component="c")
-    assert [(reason.rule.place.line, reason.miss) for reason in reasons] == [(5, ""), (1, "type")]
+    told = of.explain(Caller("a:1", identity="alice"), "subscribe", Subject("b"), component="c")
+    lines = [(int(reason["rule"].rpartition(":")[2]), reason["miss"]) for reason in told["reasons"]]
+    assert (lines, told["missed"]) == ([(5, ""), (1, "type")], 1)
