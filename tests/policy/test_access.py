@@ -17,7 +17,7 @@ from lxml import etree
 from jbi_pubsub.core.access import Action, Decision, Subject
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.xpath import compile_predicate
-from jbi_pubsub.policy import access
+from jbi_pubsub.policy import access, file
 from jbi_pubsub.policy.access import AccessRules, access_rules, review
 from jbi_pubsub.policy.file import parse
 
@@ -301,8 +301,8 @@ def test_a_denial_of_nobody_and_of_a_glob_is_found_for_both(key: str) -> None:
 
 
 def test_too_many_rules_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert access.MAX_RULES == 10_000
-    monkeypatch.setattr(access, "MAX_RULES", 10)
+    assert file.MAX_RULES == 10_000
+    monkeypatch.setattr(file, "MAX_RULES", 10)
     document = parse("[[access]]\n" * 11, "policy.toml")
     assert len(access_rules(document).rules) == 10
     assert document.errors[0].place.line == 11

@@ -470,7 +470,7 @@ def test_what_came_before_a_late_joiner_goes_first_and_no_later_than_its_deadlin
     ours = scene.subscribe(4, held=True, deadline=5.0)
     scene.session.offer([(ours, _parcel(3))])
     assert scene.read() == 0
-    backlog = Backlog(ours.request, 1 << 20)
+    backlog = Backlog(ours, 1 << 20)
     for sequence, age in ((1, 6.0), (2, 3.0)):
         backlog.owe(Waiting(_parcel(sequence), arrived=scene.now - age))
     scene.session.catch_up([(ours, backlog, 0)])
@@ -483,7 +483,7 @@ def test_what_its_publisher_gives_no_more_time_is_lost_wherever_it_waits() -> No
     # Given a late joiner without a deadline, and objects before it and behind it of which some have expired
     scene = Scene()
     ours = scene.subscribe(4, held=True)
-    backlog = Backlog(ours.request, 1 << 20)
+    backlog = Backlog(ours, 1 << 20)
     parcels = [_parcel(sequence) for sequence in range(1, 5)]
     for parcel, left in zip(parcels, (-1.0, 1.0, -1.0, 1.0), strict=True):
         parcel.expires = scene.now + left

@@ -191,7 +191,7 @@ def test_who_sees_other_settings_sees_what_they_say_of_objects() -> None:
         granted=GrantedQos(Settings(importance=4)), by_object=lambda _parcel: Settings(), contracts=[Looking()]
     )
     # When
-    LocalManager._put(cast("LocalManager", None), kind)
+    LocalManager._apply(cast("LocalManager", None), kind, is_new=False)
     # Expect
     assert seen == [True]
 
