@@ -105,7 +105,7 @@ class Following:
         self._recover()
         self._community = community
         self._lqm = lqm
-        self._managers = community.watch(ServiceTemplate(types=(MANAGER_TYPE,)), _ManagerListener(self._look_again))
+        self._managers = community.watch(ServiceTemplate(types=(MANAGER_TYPE,)), self)
         self._thread = threading.Thread(target=self._run, name=f"follow-{self._component}"[:40], daemon=True)
         self._thread.start()
 
@@ -288,12 +288,21 @@ class Following:
             with self._lock:
                 self._receiver = None
 
-    def _look_again(self, item: ServiceItem) -> None:
-        """A manager has come, or says something else of itself."""
+    # -- a listener at the lookup services ------------------------------------------------------------------------
+
+    def service_added(self, item: ServiceItem) -> None:
+        """Look whether a manager that has come is to be followed."""
         receiver = self._receiver
         if receiver is not None and epoch_of(item) > self._standing.epoch:
             receiver.stop()
         self._looking.set()
+
+    def service_changed(self, old: ServiceItem, new: ServiceItem) -> None:  # noqa: ARG002  # the listener's form
+        """Look at one that says something else of itself."""
+        self.service_added(new)
+
+    def service_removed(self, item: ServiceItem) -> None:
+        """Do nothing: it may still answer."""
 
     # -- the state ----------------------------------------------------------------------------------------------
 
@@ -334,22 +343,6 @@ class Following:
             self._state_fault = fault
         else:
             self._state_fault = ""
-
-
-class _ManagerListener:
-    """Listener at the lookup services."""
-
-    def __init__(self, come: Callable[[ServiceItem], None]) -> None:
-        self._come = come
-
-    def service_added(self, item: ServiceItem) -> None:
-        self._come(item)
-
-    def service_changed(self, old: ServiceItem, new: ServiceItem) -> None:  # noqa: ARG002  # the listener's form
-        self._come(new)
-
-    def service_removed(self, item: ServiceItem) -> None:
-        """Do nothing: it may still answer."""
 
 
 class Uses:
