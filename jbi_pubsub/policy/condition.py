@@ -223,7 +223,8 @@ class ConditionReader:
                 return self._comparison(node, negated)
             case ast.Call(func=ast.Name(id="like"), args=[of, ast.Constant(value=str(glob))], keywords=[]):
                 name, group, attribute = self._text_property(of)
-                return TextTest(name, group, self._globs(name, glob, node), negated, attribute)
+                texts = self._texts(name, [glob], node) if name == "address" else Globs([glob])
+                return TextTest(name, group, texts, negated, attribute)
             case ast.Call(func=ast.Name(id="metadata"), args=[ast.Constant(value=str(path)) as of], keywords=[]):
                 return Says(self._predicate(path, of), negated)
             case ast.Call(func=ast.Name(id=("like" | "metadata") as name)):
@@ -326,9 +327,6 @@ class ConditionReader:
             return Addresses(texts) if name == "address" else Exact(texts)
         except ValueError as exc:
             raise self._fail(node, str(exc), "For example 10.1.0.0/16, 192.0.2.7 or 2001:db8::/32") from exc
-
-    def _globs(self, name: str, glob: str, node: ast.expr) -> Texts:
-        return self._texts(name, [glob], node) if name == "address" else Globs([glob])
 
     def _predicate(self, path: str, node: ast.expr) -> Predicate:
         try:

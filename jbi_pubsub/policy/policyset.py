@@ -170,10 +170,8 @@ class PolicySet:
                 if node is not False:
                     found[rule] = node
         ranked = sorted(found.items(), key=lambda pair: pair[0].rank)
-        return Resolution(facts, tuple(ranked), self._link_of(facts), self.version)
-
-    def _link_of(self, facts: CallerFacts) -> str:
-        return next((each.terms.name for each in self.links if reduced(each.members, facts) is True), "")
+        link = next((each.terms.name for each in self.links if reduced(each.members, facts) is True), "")
+        return Resolution(facts, tuple(ranked), link, self.version)
 
     def next_change(self, now: float) -> float:
         """When effectivity may change what applies; inf: never."""

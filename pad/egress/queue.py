@@ -78,7 +78,7 @@ class Backlog(FifoQueue):
 
     def owe(self, waiting: Waiting) -> None:
         """One more, newer than those before."""
-        if self._is_full():
+        if len(self) >= self._bound or (len(self) > 0 and self.size >= self._share):
             if not self._is_oldest_dropped:
                 self.drop(waiting.parcel)
                 return
@@ -115,9 +115,6 @@ class Backlog(FifoQueue):
         if self._meter is not None:
             self._meter.lost(waiting.parcel.head.type_name)
         return waiting
-
-    def _is_full(self) -> bool:
-        return len(self) >= self._bound or (len(self) > 0 and self.size >= self._share)
 
 
 class SubscriptionQueue:
