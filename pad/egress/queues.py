@@ -41,6 +41,9 @@ class SessionQueues:
         self.is_expiring = False
         """Some of what waits here may expire, or did."""
 
+    def __len__(self) -> int:
+        return len(self.by_number)
+
     def add(self, subscription: Subscription, *, held: bool) -> SubscriptionQueue:
         """Open the subscription's queue; `held`: nothing goes out before `catch_up`."""
         queue = self.by_number[subscription.number] = SubscriptionQueue(subscription, held=held)
