@@ -192,7 +192,10 @@ class TaskManager:
             if not has_turn:
                 self._leave(waiter)
         if not has_turn:
-            raise _no_turn()
+            raise BackPressureError(
+                f"what is more important has kept this object waiting for {TURN_SECONDS:g} s",
+                hint="Publish less, or have a policy that gives it more importance",
+            )
         return waiter.ticket
 
     def _leave(self, waiter: _Waiter) -> None:
@@ -395,13 +398,6 @@ class TaskManager:
                 },
                 fault="; ".join(list(self._failing.values())[:3])[:500],
             )
-
-
-def _no_turn() -> BackPressureError:
-    return BackPressureError(
-        f"what is more important has kept this object waiting for {TURN_SECONDS:g} s",
-        hint="Publish less, or have a policy that gives it more importance",
-    )
 
 
 def _rows(done: Sequence[Sequence[float]], depths: Sequence[Sequence[int]]) -> list[BinStatus]:

@@ -180,12 +180,9 @@ class SubscriberSession:
     def refuse(self, subscription: Subscription, cause: Cause) -> bool:
         """An object that it matches is lost before it is queued. False: the subscription is gone."""
         with self._changed:
-            queue = self._queues.by_number.get(subscription.number)
-            if queue is not None:
-                subscription.matched += 1
-                self._queues.lose(queue, cause)
-        self._sender.ready()
-        return queue is not None
+            is_open = self.lose(subscription, cause)
+            subscription.matched += is_open
+        return is_open
 
     def _take(self, *most: int) -> list[Parts]:
         """Take what goes out next: so many items, so many bytes, of which levels. On the hub's thread."""
