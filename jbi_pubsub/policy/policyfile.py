@@ -12,7 +12,7 @@ import importlib.resources
 import importlib.util
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Final, get_args
 
@@ -37,11 +37,10 @@ OF_DELIVERIES: Final = frozenset({"shape", "replace", "queue", "oversize"})
 """Keys that have an effect on what is delivered alone."""
 PREFERENCE_KEYS: Final = FIELDS[1:]
 """A preference says nothing of importance."""
-ALLOW_KEYS: Final = ("importance", "deadline", "max_rate", "max_size", "shape", "replace")
 SPACE_KEYS: Final = ("strategy", "weights", "cpu_weights", "link_weights", "shaping")
 TEMPLATE_KEYS: Final = ("name", "parameters", "policy")
 MISSION_KEYS: Final = ("name", "use", "active")
-LINK_KEYS: Final = ("name", "members", "rate", "min_share", "each", "overhead", "reserve")
+LINK_KEYS: Final = ("name", "members", *LINK_READERS)
 NAME_MOST: Final = 200
 """Characters of a name."""
 PRECEDENCE_MOST: Final = 1_000_000
@@ -76,7 +75,7 @@ class TableReader:
         place = self._document.key(at) if key else self._document.value(at)
         self._document.error(place, message, hint)
 
-    def _known_keys(self, table: Table, at: Where, known: Sequence[str]) -> None:
+    def _known_keys(self, table: Table, at: Where, known: Collection[str]) -> None:
         for key in table:
             if self._document.is_hopeless:
                 break
@@ -109,6 +108,14 @@ class TableReader:
         except ValueError as exc:
             self._error(at, f"{at[-1]}: {exc}")
             return None
+
+    def _values(self, table: Table, at: Where, readers: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
+        """Values of those keys that have a reader, as far as they are there and right."""
+        return {
+            key: value
+            for key, reads in readers.items()
+            if key in table and (value := self._measured((*at, key), table[key], reads)) is not None
+        }
 
     def _once(self, names: dict[str, TextPlace], name: str, at: Where, what: str) -> None:
         place = self._document.key(at)
@@ -264,11 +271,8 @@ class PolicyReader(TableReader):
         if not isinstance(said, dict):
             self._error(where, "allow is a table", "For example allow = { importance = [1, 3] }")
             return {}
-        self._known_keys(said, where, ALLOW_KEYS)
-        found = {
-            name: self._measured((*where, name), said[name], ALLOW_READERS[name]) for name in ALLOW_KEYS if name in said
-        }
-        return {name: value for name, value in found.items() if value is not None}
+        self._known_keys(said, where, ALLOW_READERS)
+        return self._values(said, where, ALLOW_READERS)
 
     def _effectivity(self, table: Table, at: Where) -> Effectivity | None:
         begin, until = (self._moment(table, at, key) for key in ("from", "until"))
@@ -432,12 +436,7 @@ class SpaceReader(TableReader):
         return found
 
     def _link(self, table: Table, at: Where, name: str) -> LinkTerms:
-        said = {
-            key: value
-            for key, reads in LINK_READERS.items()
-            if key in table and (value := self._measured((*at, key), table[key], reads)) is not None
-        }
-        terms = LinkTerms(name=name, **said)
+        terms = LinkTerms(name=name, **self._values(table, at, LINK_READERS))
         if terms.each is not None and terms.rate is not None and terms.each > terms.rate:
             self._error((*at, "each"), "each is more than the rate of the link")
         return terms
