@@ -100,20 +100,13 @@ class _Waiter:
 class TaskManager:
     """The Task Management LQM (QED, section III.A). `_lock` covers all state; steps are done without it."""
 
-    def __init__(
-        self,
-        name: str,
-        strategy: Strategy = Strategy(),  # noqa: B008  # immutable
-        *,
-        bins: int = 15,
-        judges: int = 1,
-    ) -> None:
+    def __init__(self, name: str, strategy: Strategy | None = None, *, bins: int = 15, judges: int = 1) -> None:
         """`name` of the delegate; `bins`: see [qos] bins; `judges`: steps at a time at most."""
         self._name = f"judge-{name}"
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         """For the judging threads."""
-        self._bins: Bins[Task | _Waiter] = Bins(strategy, bins=bins)
+        self._bins: Bins[Task | _Waiter] = Bins(strategy or Strategy(), bins=bins)
         self._batons: Batons[Task | _Waiter] = Batons(judges)
         self._handed: deque[tuple[Task, Ticket]] = deque()
         """Tasks that a judging thread is to do, each with a baton, which is its own then."""
