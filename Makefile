@@ -7,8 +7,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 UV := $(BIN)/uv
 TEST_EXTRAS := test,spark,web,plot,qos,archive,mqtt,zenoh,node,docs
-# a process more than there are cores, four at most: much of the suite waits; ARGS="-n 0" for one
-PYTEST := $(BIN)/python -m pytest -n $(shell $(PYTHON) -c "import os; print(1 + (os.cpu_count() or 1))") --maxprocesses 4 --dist worksteal
+# two processes for a core and one more, six at most: much of the suite waits; ARGS="-n 0" for one
+PYTEST := $(BIN)/python -m pytest -n $(shell $(PYTHON) -c "import os; print(1 + 2 * (os.cpu_count() or 1))") --maxprocesses 6 --dist worksteal
 ENGINE ?= $(shell command -v podman || echo docker)
 # what is compiled is kept: the tests start thousands of processes, and pytest rewrites what they assert
 unexport PYTHONDONTWRITEBYTECODE

@@ -271,7 +271,9 @@ def refusing(federation: Any, tmp_path: Path) -> Any:
     policy = tmp_path / "policy.toml"
     policy.write_text('[[access]]\naction = ["connect", "publish", "subscribe", "mail", "peer"]\n')
     config = msgspec.structs.replace(federation.config, policy=PolicySection(file=str(policy)))
-    return federation.pad("bravo", "paris", config=config)
+    pad = federation.pad("bravo", "paris", config=config)
+    pad.community.wait_joined(pad.server_id, 60.0)
+    return pad
 
 
 def test_a_delegate_that_refuses_does_not_hide_what_the_others_explain(

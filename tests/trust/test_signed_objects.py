@@ -604,8 +604,8 @@ def test_a_publisher_s_certificate_is_renewed_while_it_publishes(
 def test_keys_of_publishers_that_have_gone_are_bounded(
     party: Party, figures: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pad, adapter = party.pad(), party.light()
     monkeypatch.setattr(registrations, "GHOSTS_MOST", 2)
+    pad, adapter = party.pad(), party.light()
     at = adapter.connect_to_delegate("alpha", "rome")
     uids = []
     for _ in range(4):
