@@ -139,6 +139,20 @@ class GlobalComponents(dict[tuple[str, str], Element]):
         is_qualified = part.get("form", schema.get(f"{kind}FormDefault", "unqualified")) == "qualified"
         return f"{target_of(schema) if is_qualified else ''}{part.get('name')}", part
 
+    def type_of(self, declaration: Element) -> Element | None:
+        """The definition of an element's type; None: any content. Raises UnclearError."""
+        if declaration.get("substitutionGroup") is not None and declaration.get("type") is None:
+            raise UnclearError  # the head's type, if there is none inside
+        inside = list(declaration.iterchildren(f"{{{XSD}}}complexType", f"{{{XSD}}}simpleType"))
+        if inside:
+            return inside[0]
+        named = declaration.get("type")
+        if named is None:
+            return None
+        name = clark(declaration, named)
+        # a built-in simple type is not clear here: who reads texts knows it, and it has no children
+        return None if name == f"{BUILT_IN}anyType" else self.definition(name)
+
 
 class LeafTypes:
     """The simple types of a schema's elements. Immutable but for bounded memories, whose single steps are atomic;
@@ -181,7 +195,7 @@ class LeafTypes:
             return None
         try:
             found = self._at(path)
-            kind = None if found is None else self._type(found)
+            kind = None if found is None else self._known.type_of(found)
             if kind is None:  # any attribute will do, but for one that is declared
                 return None if ("attribute", name) in self._known else ANY_TEXT
             return self._attribute(kind, name)
@@ -220,7 +234,7 @@ class LeafTypes:
     def _below(self, above: Element | None, tag: str) -> Element | None:
         """The declaration of a child of that name; None: a wildcard's, without a declaration."""
         known = self._known.get(("element", tag))
-        kind = None if above is None else self._type(above)
+        kind = None if above is None else self._known.type_of(above)
         if kind is None:
             return known
         content = self._content(kind)
@@ -236,20 +250,6 @@ class LeafTypes:
         elif found is not None and not is_any:
             return found
         raise UnclearError  # one of that name may be this, and the next one that or anything
-
-    def _type(self, declaration: Element) -> Element | None:
-        """The definition of an element's type; None: any content."""
-        if declaration.get("substitutionGroup") is not None and declaration.get("type") is None:
-            raise UnclearError  # the head's type, if there is none inside
-        inside = list(declaration.iterchildren(f"{{{XSD}}}complexType", f"{{{XSD}}}simpleType"))
-        if inside:
-            return inside[0]
-        named = declaration.get("type")
-        if named is None:
-            return None
-        name = clark(declaration, named)
-        # a built-in simple type is not clear here: `_of_element` knows it, and it has no children
-        return None if name == f"{BUILT_IN}anyType" else self._known.definition(name)
 
     def _content_of(self, kind: Element) -> ElementContent:
         """The content model of a complex type."""
@@ -299,7 +299,7 @@ class LeafTypes:
         """The content model of an element of complex type. Raises UnclearError."""
         if declaration.get("fixed") is not None or declaration.get("default") is not None:
             raise UnclearError
-        kind = self._type(declaration)
+        kind = self._known.type_of(declaration)
         if kind is None:
             return ANY
         if kind.tag != f"{{{XSD}}}complexType":
@@ -414,7 +414,7 @@ class LeafTypes:
         named = declaration.get("type")
         if named is not None and clark(declaration, named).startswith(BUILT_IN):
             return self._of_type(declaration, named, (), MAX_DEPTH)
-        kind = self._type(declaration)
+        kind = self._known.type_of(declaration)
         return ANY_TEXT if kind is None else self._of_definition(kind, (), MAX_DEPTH)
 
     def _of_type(self, place: Element, name: str, facets: Facets, depth: int) -> Texts | None:
