@@ -5,14 +5,16 @@ Both ends are driven over a socket pair in one thread: what the peer says is the
 
 from __future__ import annotations
 
+import contextlib
 import random
 import socket
 import struct
+import threading
 import time
 import tracemalloc
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import msgspec
@@ -81,9 +83,15 @@ class Caught:
         """Whether the last call has thrown its connection away."""
         patch.setattr(control, "dial", lambda *_rest, **_options: self._ends[0])
 
-    def call(self, said: bytes, result: Any = str, *, ends: bool = True, timeout: float = 5.0) -> Any:
-        """The result, or the error that the application gets."""
+    def call(
+        self, said: bytes | Callable[[socket.socket], None], result: Any = str, *, ends: bool = True,
+        timeout: float = 5.0, size: int = 0,
+    ) -> Any:  # fmt: skip
+        """The result, or the error that the application gets. `said`: its bytes, or who sends them meanwhile."""
         self._ends = ours, theirs = socket.socketpair()
+        if callable(said):
+            threading.Thread(target=said, args=(theirs,), daemon=True).start()
+            said, ends = b"", False
         if len(said) > 64 << 10:
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2 * len(said))
             theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * len(said))
@@ -92,7 +100,7 @@ class Caught:
             theirs.shutdown(socket.SHUT_WR)
         self.client = client = ControlClient(REF, Security(), timeout=timeout)
         try:
-            return client.call("describe", result)
+            return client.call("describe", result, *([bytes(size)] if size else []))
         except JbiError as exc:
             return exc
         finally:
@@ -187,6 +195,50 @@ def test_who_answers_with_half_a_frame_holds_the_caller_no_longer_than_the_call(
     assert time.monotonic() - began < control.FRAME_SECONDS / 2
 
 
+def test_a_large_answer_over_a_slow_link_comes_as_long_as_it_goes_on(
+    caught: Caught, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a link that carries the next piece of a frame in time, and the whole one in several times that
+    monkeypatch.setattr(control, "FRAME_SECONDS", 0.5)
+    text = "x" * 5 * control.PIECE_BYTES
+    said = reply((True, pack(text)))
+
+    def slowly(theirs: socket.socket) -> None:
+        for at in range(0, len(said), control.PIECE_BYTES):
+            theirs.sendall(said[at : at + control.PIECE_BYTES])
+            time.sleep(0.2)
+
+    # When it carries an answer; Expect all of it
+    assert caught.call(slowly, timeout=60.0) == text
+
+
+@pytest.mark.parametrize(("size", "is_waited_for"), [(1_000, False), (20_000, True)])
+def test_a_large_request_has_the_time_that_a_slow_link_takes_for_it(
+    size: int, is_waited_for: bool, caught: Caught
+) -> None:
+    # Given a service that has a request, and answers, after more than the time of a call
+    def late(theirs: socket.socket) -> None:
+        time.sleep(1.0)
+        with contextlib.suppress(OSError):
+            theirs.sendall(reply((True, pack("text"))))
+
+    # When it is called; Expect it to be waited for if the request may have taken so long
+    answer = caught.call(late, timeout=0.2, size=size)
+    assert answer == "text" if is_waited_for else isinstance(answer, WireTimeoutError)
+
+
+def test_a_request_that_does_not_go_on_ends_at_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a client that sends a part of a request, and does not go on
+    monkeypatch.setattr(control, "FRAME_SECONDS", 0.2)
+    near, theirs = socket.socketpair()
+    with near, theirs:
+        theirs.sendall(struct.pack("!LB", 100_000, 0) + b"half" * 3_000)
+        began = time.monotonic()
+        ControlServer({}).serve(near, Caller("stranger"))
+        # Expect it to be given up long before the time of a whole one
+        assert time.monotonic() - began < control.FRAME_MOST / 10
+
+
 def test_who_does_not_answer_is_told_by_the_deadline(caught: Caught) -> None:
     assert isinstance(caught.call(b"", ends=False, timeout=0.05), WireTimeoutError)
 
@@ -254,9 +306,10 @@ class Recorded(socket.socket):
 
     written = b""
 
-    def sendall(self, data: Any, _flags: int = 0) -> None:
+    def send(self, data: Any, _flags: int = 0) -> int:
         """Keep it."""
         self.written += data
+        return len(data)
 
 
 def served(server: ControlServer, said: bytes) -> bytes:

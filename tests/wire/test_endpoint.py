@@ -9,12 +9,13 @@ import threading
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import trustme
 
 from jbi_pubsub.core.errors import ProtocolError, WireError
+from jbi_pubsub.core.wire import dial as dial_module
 from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.core.wire.dial import dial
 from jbi_pubsub.core.wire.endpoint import CONTROL, DATA, MAGIC, PREAMBLE, Caller, Endpoint, Security, recv_exactly
@@ -30,6 +31,32 @@ def identity(folder: Path) -> TlsIdentity:
     issued.cert_chain_pems[0].write_to_path(str(folder / "own.pem"))
     issued.private_key_pem.write_to_path(str(folder / "own.key"))
     return TlsIdentity(folder / "own.pem", folder / "own.key", folder / "ca.pem")
+
+
+class Unanswered(socket.socket):
+    """A socket whose address answers the third that connects; each had so many seconds."""
+
+    tries: ClassVar[list[float | None]] = []
+
+    def connect(self, address: Any) -> None:
+        """Connect, or do not."""
+        self.tries.append(self.gettimeout())
+        if len(self.tries) < 3:
+            raise TimeoutError
+        super().connect(address)
+
+
+def test_to_connect_is_begun_anew_while_there_is_time(
+    serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a server behind a link that is down, over which the system asks ever more rarely
+    served = serve(Security())
+    monkeypatch.setattr(Unanswered, "tries", [])
+    monkeypatch.setattr(socket, "socket", Unanswered)
+    # When a client has a minute to connect; Expect it to ask anew each ten seconds until the link is back
+    ref = ServiceRef("", "x", (f"127.0.0.1:{served.endpoint.port}",))
+    dial(ref, CONTROL, Security(), 60.0).close()
+    assert Unanswered.tries == [dial_module.CONNECT_SECONDS] * 3
 
 
 @pytest.mark.parametrize("secure", [False, True], ids=["in clear", "TLS"])

@@ -5,7 +5,7 @@ Rules, each from a failing run of stock rpyc with an untrusted peer:
   `@exported` methods. No attribute access, no references to objects, no callbacks, no exceptions by class.
 - Arguments and results are one bytes value each (msgpack, decoded against the method's annotations, unknown
   fields refused). Nothing is ever unpickled.
-- Frames are capped and compression is refused; a half-sent frame ends with its deadline, at a caller with the call's.
+- Frames are capped and compression is refused; one that does not go on ends, at a caller after the call's time, too.
 - A frame is looked over before rpyc decodes it: 32 MB of its empty sets would become 3.6 GB.
 - A client is asked nothing, a server answered nothing.
 - Errors cross as `ErrorReport` and are rebuilt as our own classes. Whatever else a peer says, at either end, is a
@@ -60,7 +60,17 @@ MAX_CONTROL_FRAME: Final = 32 << 20
 """Batches of leases and attributes are far smaller, lookups come in pages; rpyc itself would take 4 GiB."""
 
 FRAME_SECONDS: Final = 30.0
-"""For one frame once its first byte is there: 8 KB over a 7,200 bps link take 9 s."""
+"""For the next PIECE_BYTES of a frame once its first byte is there: over a 7,200 bps link they take 9 s."""
+
+PIECE_BYTES: Final = 8 << 10
+"""Read and written of a frame at a time."""
+
+FRAME_MOST: Final = 600.0
+"""For a whole frame at a server, however it goes on: half a megabyte of that link."""
+
+SLOW_RATE: Final = 500.0
+"""Bytes a second that any link carries: what a call has in addition for a large request, FRAME_MOST in all. Whether
+nothing goes any more, the connection tells."""
 
 MAX_ANSWER: Final = MAX_CONTROL_FRAME - 1024
 """For arguments and results: a frame without what goes around them."""
@@ -230,6 +240,7 @@ class ControlClient:
         self, connection: _ControlConnection, exported: str, method: str, request: bytes, seconds: float
     ) -> tuple[bool, bytes]:
         at = ", ".join(self.ref.endpoints)
+        seconds += min(FRAME_MOST, max(0, len(request) - PIECE_BYTES) / SLOW_RATE)
         try:
             connection.limit_frames(seconds, self._most)
             answer = connection.async_request(
@@ -325,9 +336,9 @@ class _Root(VoidService):  # type: ignore[misc]  # rpyc is not annotated
 
 
 class _Stream(SocketStream):  # type: ignore[misc]  # rpyc is not annotated
-    """A socket whose frames end with a deadline; rpyc's own would wait for a half-sent one forever."""
+    """A socket whose frames go on, and end with a deadline; rpyc's own would wait for a half-sent one forever."""
 
-    frame_seconds = FRAME_SECONDS
+    frame_seconds = FRAME_MOST
     _deadline = 0.0
 
     def begin_frame(self) -> None:
@@ -335,19 +346,28 @@ class _Stream(SocketStream):  # type: ignore[misc]  # rpyc is not annotated
         self._deadline = time.monotonic() + self.frame_seconds
 
     def read(self, count: int) -> bytes:
+        data = bytearray()
         try:
-            return bytes(recv_exactly(self.sock, count, max(0.0, self._deadline - time.monotonic())))
+            while (left := count - len(data)) > 0:
+                data += recv_exactly(self.sock, min(left, PIECE_BYTES), self._patience())
         except WireError as exc:
             self.close()
             raise EOFError(str(exc)) from exc
+        return bytes(data)
 
     def write(self, data: bytes) -> None:
+        self.begin_frame()
+        left = memoryview(data)
         try:
-            self.sock.settimeout(FRAME_SECONDS)
-            self.sock.sendall(data)
+            while left:
+                self.sock.settimeout(max(0.001, self._patience()))
+                left = left[self.sock.send(left[:PIECE_BYTES]) :]
         except (OSError, ValueError) as exc:
             self.close()
             raise EOFError(explained(exc)) from exc
+
+    def _patience(self) -> float:
+        return min(FRAME_SECONDS, max(0.0, self._deadline - time.monotonic()))
 
     def poll(self, timeout: Any) -> bool:
         left = timeout.timeleft() if hasattr(timeout, "timeleft") else timeout
@@ -408,7 +428,7 @@ class _ControlConnection(Connection):  # type: ignore[misc]  # rpyc is not annot
 
     def limit_frames(self, seconds: float, most: int) -> None:
         """A frame has no longer than that, as the call has not, and no more bytes."""
-        self._channel.stream.frame_seconds = min(FRAME_SECONDS, seconds)
+        self._channel.stream.frame_seconds = seconds
         self._channel.most = most
 
     def _handle_callattr(self, obj: object, name: object, args: object, kwargs: object = ()) -> tuple[bool, bytes]:

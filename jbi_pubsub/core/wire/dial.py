@@ -21,6 +21,9 @@ from .tls import check_server, explained
 
 GONE_SECONDS: Final = 1.0
 """To find out whether a server has died."""
+CONNECT_SECONDS: Final = 10.0
+"""Until it is begun anew to connect, while there is time: the system asks an address that does not answer ever more
+rarely, after half a minute of an outage once in 16 s, then in 32."""
 MAX_ENDPOINTS: Final = 8
 """Endpoints of a service that are tried: one for each interface. Who answers late at thousands must cost no hour."""
 
@@ -84,21 +87,23 @@ def _connect(host: str, port: int, timeout: float, window: int, context: ssl.SSL
     that was offered is not taken back (RFC 9293, section 3.8.6). With a `context` TLS's, before the handshake."""
     failure = OSError(f"{host} has no address")
     deadline = time.monotonic() + timeout
-    for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        if (left := deadline - time.monotonic()) <= 0:
-            break
+    untried = addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    while untried and (left := deadline - time.monotonic()) > 0:
+        (family, kind, protocol, _, address), *untried = untried
         sock = socket.socket(family, kind, protocol)
         if context is not None:  # not once it is connected: what a peer resets just then, `ssl` leaves open
             sock = context.wrap_socket(sock, do_handshake_on_connect=False)
         try:
             for buffer in (socket.SO_RCVBUF, socket.SO_SNDBUF) if window else ():
                 sock.setsockopt(socket.SOL_SOCKET, buffer, window)
-            sock.settimeout(left)
+            sock.settimeout(min(left, CONNECT_SECONDS))
             sock.connect(address)
             sock.settimeout(timeout)
         except OSError as exc:
             sock.close()
             failure = exc
+            if not untried and isinstance(exc, TimeoutError):
+                untried = addresses
         else:
             return sock
     raise failure
