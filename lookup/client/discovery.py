@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from jbi_pubsub.core.backoff import Backoff
-from jbi_pubsub.core.errors import AccessDeniedError, ConfigurationError, JbiError, ProtocolError
+from jbi_pubsub.core.errors import AccessDeniedError, ConfigurationError, JbiError, ProtocolError, WireTimeoutError
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.hosts import ANY
 from jbi_pubsub.core.ticker import Job
@@ -66,7 +66,10 @@ SUGGESTION_SECONDS: Final = 1200.0
 PTR records live 75 minutes at most, RFC 6762 section 10, zeroconf asks again at a quarter), as a lookup service that
 comes back meanwhile under the same name is not told of anew."""
 PROBE_SECONDS: Final = 3.0
-"""Time for one probe. A lookup service that needs longer is probed again in the next round."""
+"""Time for the calls of one probe. A lookup service that needs longer is probed again in the next round."""
+PROBE_MOST: Final = 12.0
+"""The same of a locator that does not answer in time, at most: each probe has twice as long as the one before. Over a
+satellite, or behind a full queue, to connect alone takes seconds."""
 MAX_NAME: Final = 255
 """Characters of a lookup service's id, and of a group, that is believed (RegistrarLimits, registrar.MAX_GROUP)."""
 MAX_GROUPS: Final = 64
@@ -83,6 +86,8 @@ class _Problem(NamedTuple):
     due: float = -math.inf
     """When such a one is asked again (monotonic)."""
     backoff: Backoff | None = None
+    seconds: float = 0.0
+    """Time that the next probe of a locator has; 0: as others."""
 
 
 _NONE: Final = _Problem()
@@ -315,14 +320,18 @@ class LookupDiscovery:
         with self._lock:
             if self._stopping or endpoint in self._known:
                 return
+            seconds = self._problems.get(endpoint, _NONE).seconds or PROBE_SECONDS
         ref = ServiceRef("", EXPORTED, (endpoint,))
         info, problem = None, _Problem("its answer makes no sense")
         with guarded("discovery probe"):
             try:
-                info = self._describe(ref)
+                info = self._describe(ref, seconds)
             except JbiError as exc:
                 refusal = exc if isinstance(exc, AccessDeniedError) else None
-                problem = _Problem(exc.message, isinstance(exc.__cause__, ConnectionRefusedError), refusal)
+                is_late = isinstance(exc, WireTimeoutError) and endpoint in self._locators
+                longer = min(2 * seconds, PROBE_MOST) if is_late else 0.0
+                is_closed = isinstance(exc.__cause__, ConnectionRefusedError)
+                problem = _Problem(exc.message, is_closed, refusal, seconds=longer)
         if info is None:
             log.debug("no lookup service at %s: %s", endpoint, problem.why)
             with self._lock:
@@ -333,7 +342,8 @@ class LookupDiscovery:
             return
         with self._lock:
             wanted = self._take(endpoint, info)
-            self._note(endpoint, _NONE if wanted else _Problem(f"it serves {shown_groups(info.groups)}"))
+            why = "" if wanted else f"it serves {shown_groups(info.groups)}"
+            self._note(endpoint, _Problem(why, seconds=seconds))
         if info.service_id == self._own:
             return
         with guarded("discovery"):
@@ -342,9 +352,9 @@ class LookupDiscovery:
             elif not self._serves(info.groups):
                 self._discarded(info.service_id)
 
-    def _describe(self, ref: ServiceRef) -> RegistrarInfo:
+    def _describe(self, ref: ServiceRef, seconds: float) -> RegistrarInfo:
         """Identity of the lookup service that answers there. Raises JbiError when it is none."""
-        proxy = RegistrarProxy(ref, self._security, timeout=PROBE_SECONDS)
+        proxy = RegistrarProxy(ref, self._security, timeout=seconds)
         try:
             info = proxy.describe()
         finally:

@@ -483,6 +483,12 @@ class JoinManager:
 
     def absent(self, waited: float | None) -> LookupNotFoundError:
         """That none answered in `waited` seconds, with the last failure of each that was asked; None: we have left."""
+        slow = ", ".join(at for session in self.sessions() if session.connected for at in session.ref.endpoints)
+        if slow and waited is not None:
+            return LookupNotFoundError(
+                f"the lookup service at {slow} answers, but not in time",
+                hint=f"Give it longer by [lookup] timeout, which is {self._config.lookup.timeout:g} s",
+            )
         groups, asked = self._config.lookup.groups, self._registrars.discovery.asked()
         tried = ", ".join(f"{at} ({why})" if why else at for at, why in asked.items())
         return LookupNotFoundError(

@@ -26,6 +26,7 @@ from jbi_pubsub.core.errors import JbiError, ProtocolError, WireError, rebuild
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.values import decoded, decoder_of
 from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.core.wire.control import DEFAULT_TIMEOUT
 from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.core.wire.tls import is_about_tls
 from jbi_pubsub.lookup.client.events import EventConnection
@@ -108,13 +109,10 @@ class RegistrarSession:
         self.ref = ref
         self.registrar_id = ref.service_id
         self._security = security
-        self._duration = config.lease.lookup
-        """Seconds of the leases that are asked for."""
-        self._probe = config.lookup.probe
-        """Seconds between two signs of life."""
+        self._config = config
         self._is_told = False
         """That it is away because of TLS."""
-        self._proxy = RegistrarProxy(ref, security)
+        self._proxy = _calls(self.ref, security, config)
         self._listener = uuid4().hex
         self._changed = threading.Condition()
         self._items: dict[str, ServiceItem] = {}
@@ -248,7 +246,7 @@ class RegistrarSession:
     def _connect(self) -> None:
         if self._proxy.ref != self.ref:  # it answers elsewhere now
             self._proxy.close()
-            self._proxy = RegistrarProxy(self.ref, self._security)
+            self._proxy = _calls(self.ref, self._security, self._config)
         info = self._proxy.describe()
         if info.service_id != self.registrar_id:
             raise WireError(f"another lookup service answers at {self.ref.endpoints}")
@@ -274,7 +272,7 @@ class RegistrarSession:
             if self.has_left:
                 return False
             if not self._dirty and due > time.monotonic():
-                self._changed.wait(min(due - time.monotonic(), self._probe))
+                self._changed.wait(min(due - time.monotonic(), self._config.lookup.probe))
             idle = not self._dirty
         if due <= time.monotonic():
             self._renew()
@@ -328,7 +326,9 @@ class RegistrarSession:
     def _join(self, item: ServiceItem) -> None:
         begun = time.monotonic()
         try:
-            granted = self._proxy.register(item, self._duration, self._owner.key(self.registrar_id, item.service_id))
+            granted = self._proxy.register(
+                item, self._config.lease.lookup, self._owner.key(self.registrar_id, item.service_id)
+            )
         except JbiError as exc:
             if self._refuse(item.service_id, item, exc):
                 log.error("lookup service %s refuses %s: %s", self.ref.endpoints, item.service_id, exc)
@@ -349,7 +349,7 @@ class RegistrarSession:
         try:
             # Register first, then look up: a change between the two is seen twice, never missed.
             granted = self._proxy.notify(
-                watcher.template, int(ALL_TRANSITIONS), self._duration, str(key), self._listener
+                watcher.template, int(ALL_TRANSITIONS), self._config.lease.lookup, str(key), self._listener
             )
         except JbiError as exc:
             if self._refuse(key, watcher, exc):
@@ -374,7 +374,7 @@ class RegistrarSession:
         if isinstance(why, WireError) and not isinstance(why, ProtocolError):
             raise why
         before = self._refused.get(key)
-        pause = min(2 * before.pause, REFUSED_MOST) if before else self._probe
+        pause = min(2 * before.pause, REFUSED_MOST) if before else self._config.lookup.probe
         self._refused[key] = _Refused(wanted, why, pause, time.monotonic() + pause)
         return before is None
 
@@ -451,7 +451,7 @@ class RegistrarSession:
         results: list[LeaseResult] = []
         for part in self._parts(leases):
             self._check_going_on()
-            results += self._proxy.renew([(lease, self._duration) for lease in part])
+            results += self._proxy.renew([(lease, self._config.lease.lookup) for lease in part])
         took = time.monotonic() - begun
         terms = [result.duration for result in results if result.error is None]
         self._renew_by = begun + max(RENEW_LEAST, min(terms, default=math.inf) * RENEW_AT - took)
@@ -559,3 +559,8 @@ class RegistrarSession:
         known = handback.isascii() and handback.isdigit() and len(handback) <= KEY_DIGITS
         watched = self._watched.get(int(handback)) if known else None
         return watched if watched is not None and watched.event_id == event.event_id else None
+
+
+def _calls(ref: ServiceRef, security: Security, config: Config) -> RegistrarProxy:
+    """Calls of a lookup service; one that takes longer than [lookup] timeout has failed."""
+    return RegistrarProxy(ref, security, timeout=max(DEFAULT_TIMEOUT, config.lookup.timeout))

@@ -19,7 +19,7 @@ from rpyc.core import brine, consts
 from zeroconf import DNSIncoming, ServiceBrowser
 
 from jbi_pubsub.core.config import Config, LeaseSection, LookupSection, PadSection
-from jbi_pubsub.core.errors import AdapterStateError, ConfigurationError, EntryError
+from jbi_pubsub.core.errors import AdapterStateError, ConfigurationError, EntryError, LookupNotFoundError
 from jbi_pubsub.core.guard import faults
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import PREAMBLE, Security
@@ -27,6 +27,7 @@ from jbi_pubsub.lookup.client import discovery as discovery_module
 from jbi_pubsub.lookup.client import join as join_module
 from jbi_pubsub.lookup.client import multicast as multicast_module
 from jbi_pubsub.lookup.client.discovery import LookupDiscovery
+from jbi_pubsub.lookup.client.finder import LookupCache
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.client.multicast import SERVICE_TYPE, Announcement, _Listener, addresses_of, interfaces_of
 from jbi_pubsub.lookup.client.proxy import LOOKUP_TYPE, RegistrarInfo
@@ -304,6 +305,22 @@ def test_what_is_announced_by_mdns_ends_no_thread_and_is_not_asked_for_at_the_en
     assert known == []
 
 
+def test_a_lookup_service_behind_a_long_link_is_found_by_its_locator(
+    peer: Any, discovery: Any, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a lookup service whose answer takes longer than a probe has
+    monkeypatch.setattr(discovery_module, "PROBE_SECONDS", 0.2)
+
+    def late(number: int) -> bytes:
+        time.sleep(0.5)
+        return _answered(number, True, _info("far", [""]))
+
+    found: list[str] = []
+    # When it is looked for; Expect it to be found, as it is waited for longer each time
+    discovery([peer(late).address], discovered=lambda _, info: found.append(info.service_id))
+    eventually(lambda: found == ["far"])
+
+
 @pytest.mark.row("J-29")
 def test_names_that_nobody_answers_for_hold_up_neither_who_announces_itself_nor_who_leaves(
     federation: Any, eventually: Callable[..., Any]
@@ -462,6 +479,20 @@ def test_mdns_goes_where_others_can_connect_to_unless_interfaces_are_set(
 
 
 # -- joining --------------------------------------------------------------------------------------------------------
+
+
+def test_a_lookup_service_that_answers_too_slowly_is_not_called_away(federation: Any) -> None:
+    # Given a party at a lookup service; When what it watches for does not come in time
+    party = JoinManager(federation.config, name="party")
+    federation.stack.callback(party.close)
+    party.lookup(ServiceTemplate(), timeout=60.0)
+    other = LookupCache(ServiceTemplate())  # nobody feeds it
+    # Expect it to be told that it was too slow, and what gives it longer
+    with pytest.raises(
+        LookupNotFoundError, match=f"at {federation.lookups[0].address} answers, but not in time"
+    ) as told:
+        party.wait_watching(other, 0.05)
+    assert "[lookup] timeout" in told.value.hint
 
 
 def test_events_go_on_whatever_one_of_them_raises(

@@ -64,13 +64,18 @@ class Desk:
         leases = FixedLeasePeriodPolicy(TERM, TERM)
         self.registrar = Registrar(service_id="registrar", item_leases=leases, event_leases=leases)
         self.now = 1000.0
-        self.call_seconds = 0.0
+        self.call_seconds = self.patience = 0.0
         self.calls: list[tuple[str, int]] = []
         self.before: list[Callable[[str], None]] = []
         """What else happens when it is called."""
 
     def monotonic(self) -> float:
         return self.now
+
+    def waited(self, seconds: float) -> Desk:
+        """Be called by one who waits so long for each answer."""
+        self.patience = seconds
+        return self
 
     @property
     def count(self) -> Counter[str]:
@@ -110,7 +115,7 @@ class Desk:
 @pytest.fixture
 def desk(monkeypatch: pytest.MonkeyPatch) -> Desk:
     made = Desk()
-    monkeypatch.setattr(session_module, "RegistrarProxy", lambda _ref, _security: made)
+    monkeypatch.setattr(session_module, "RegistrarProxy", lambda _ref, _security, timeout: made.waited(timeout))
     monkeypatch.setattr(session_module, "time", made)
     monkeypatch.setattr(RegistrarSession, "_open_events", lambda _session: None)
     return made
@@ -148,6 +153,14 @@ def test_leases_do_not_run_out_while_others_are_asked_for(what: str, desk: Desk,
     # Expect all of them to stand
     assert desk.registrar.expire(desk.now, 1000).result == 0
     assert len(session._held()) == 100
+
+
+@pytest.mark.parametrize(("timeout", "seconds"), [(60.0, 60.0), (2.0, 10.0)])
+def test_a_call_has_the_time_that_the_configuration_gives_it(timeout: float, seconds: float, desk: Desk) -> None:
+    # A command that looks for two seconds alone does not give up a slow lookup service within them
+    config = Config(lookup=LookupSection(timeout=timeout))
+    RegistrarSession(REF, Security(), config, "test", Owner())
+    assert desk.patience == seconds
 
 
 @pytest.mark.parametrize("what", ["items", "watches"])
