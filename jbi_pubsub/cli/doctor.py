@@ -17,6 +17,7 @@ import click
 
 from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.core.guard import note
+from jbi_pubsub.protocol.services import patience
 
 from .checks import CHECKS
 from .near import begins_so, told
@@ -25,7 +26,7 @@ from .parties import Check, Checkup, Finding, side_by_side
 from .show import Column, counted, printable, show_table, terminal_width, wrapped
 
 TOTAL_SECONDS: Final = 10.0
-"""For all checks together."""
+"""For all checks together, unless [lookup] timeout is longer."""
 
 NARROW: Final = 60
 """Places of a line; with fewer, the finding is below its check."""
@@ -46,7 +47,7 @@ def doctor(given: _Doctor) -> int:
     Exit code 0 if nothing fails, otherwise 1. It needs no server and changes nothing.
 
     \b
-    jbi doctor                        # everything, 10 s at most
+    jbi doctor                        # everything, 10 s at most, or [lookup] timeout
     jbi doctor ports tls              # only these
     jbi --config site.toml doctor --strict --json
     """
@@ -56,7 +57,7 @@ def doctor(given: _Doctor) -> int:
     began = time.monotonic()
     checkup = Checkup(*given.settings.explain())
     chosen = {name: CHECKS[name] for name in CHECKS if not given.checks or name in given.checks}
-    found = examine(chosen, checkup, TOTAL_SECONDS)
+    found = examine(chosen, checkup, TOTAL_SECONDS * patience(checkup.config))
     bad = sum(each.state == "failure" or (given.strict and each.state == "warning") for each in found)
     plain = {"good": not bad, "checks": [each._asdict() for each in found]}
     given.show(plain, lambda: _show(found, time.monotonic() - began))

@@ -21,7 +21,7 @@ from jbi_pubsub.lookup.client.discovery import LookupDiscovery
 from jbi_pubsub.lookup.client.multicast import interfaces_of
 from jbi_pubsub.lookup.client.proxy import EXPORTED, RegistrarInfo, RegistrarProxy
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
-from jbi_pubsub.protocol.services import STATUS, fetch_status
+from jbi_pubsub.protocol.services import STATUS, fetch_status, patience
 
 from .status import DISSEMINATORS
 
@@ -135,16 +135,17 @@ def look(config: Config) -> FoundParties:
     except ConfigurationError as exc:
         return FoundParties(problem=exc.message)
     announced = _announced(config, security)
-    probes = together([(at, partial(_described, at, security)) for at in config.lookup.locators], PROBE_SECONDS)
+    probe, listed = PROBE_SECONDS * patience(config), LOOK_SECONDS * patience(config)
+    probes = together([(at, partial(_described, at, security, probe)) for at in config.lookup.locators], probe)
     others = [at for at in announced() if at not in {_same(at) for at in config.lookup.locators}]
-    heard = together([(at, partial(_described, at, security)) for at in others[:SERVERS_MOST]], PROBE_SECONDS)
+    heard = together([(at, partial(_described, at, security, probe)) for at in others[:SERVERS_MOST]], probe)
     lookups = {a.value.service_id: a.at for a in (*probes, *heard) if a.error is None}
-    lists = together([(at, partial(_listed, at, security)) for at in lookups.values()], LOOK_SECONDS)
+    lists = together([(at, partial(_listed, at, security, listed)) for at in lookups.values()], listed)
     refs = {key: ServiceRef(key, STATUS, (at,)) for key, at in lookups.items()}
     for answer in lists:
         refs |= {i.proxy.service_id: i.proxy for i in answer.value or () if DISSEMINATORS.intersection(i.types)}
     some = list(refs.values())[:SERVERS_MOST]
-    servers = together([(", ".join(ref.endpoints), partial(_status, ref, security)) for ref in some], LOOK_SECONDS)
+    servers = together([(", ".join(ref.endpoints), partial(_status, ref, security, listed)) for ref in some], listed)
     return FoundParties(probes, heard, servers, len(refs) - len(some))
 
 
@@ -182,19 +183,19 @@ def timed(call: Callable[[], T]) -> tuple[T, float]:
     return call(), time.perf_counter() - began
 
 
-def _described(at: str, security: Security) -> tuple[RegistrarInfo, float]:
-    with closing(RegistrarProxy(ServiceRef("", EXPORTED, (at,)), security, timeout=PROBE_SECONDS / 2)) as proxy:
+def _described(at: str, security: Security, seconds: float) -> tuple[RegistrarInfo, float]:
+    with closing(RegistrarProxy(ServiceRef("", EXPORTED, (at,)), security, timeout=seconds / 2)) as proxy:
         proxy.describe()  # connects
         return timed(proxy.describe)
 
 
-def _listed(at: str, security: Security) -> tuple[tuple[ServiceItem, ...], float]:
-    with closing(RegistrarProxy(ServiceRef("", EXPORTED, (at,)), security, timeout=LOOK_SECONDS)) as proxy:
+def _listed(at: str, security: Security, seconds: float) -> tuple[tuple[ServiceItem, ...], float]:
+    with closing(RegistrarProxy(ServiceRef("", EXPORTED, (at,)), security, timeout=seconds)) as proxy:
         return timed(lambda: proxy.lookup(ServiceTemplate(), 10_000).items)
 
 
-def _status(ref: ServiceRef, security: Security) -> tuple[dict[str, Any], float]:
-    return timed(lambda: fetch_status(ref, security, timeout=LOOK_SECONDS))
+def _status(ref: ServiceRef, security: Security, seconds: float) -> tuple[dict[str, Any], float]:
+    return timed(lambda: fetch_status(ref, security, timeout=seconds))
 
 
 def _announced(config: Config, security: Security) -> Callable[[], list[str]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import ConfigurationError, JbiError
+from jbi_pubsub.core.errors import BackPressureError, ConfigurationError, JbiError
 from jbi_pubsub.core.quality import Wish
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.publisher import PublisherAdapterLight
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from jbi_pubsub.publisher import PublisherAdapter
 
 FLUSH_SECONDS: Final = 10.0
-FLUSH_RATE: Final = 1e6
-"""Time that the delegate may take for what was published, and bytes a second of payloads in addition."""
+FLUSH_RATE: Final = 500.0
+"""Time that the delegate may take for what was published, and bytes a second in addition as long as it is connected:
+a link of 7,200 bit/s carries more."""
 SUBSCRIBERS_SECONDS: Final = 10.0
 """Seconds for subscriptions to match what is published."""
 
@@ -120,9 +121,9 @@ def publish(given: _Publish) -> int:
                 ids += [adapter.publish(registration, metadata, payload) for metadata, payload in files]
                 time.sleep(given.interval)
                 tell("publishing", number, given.count)
-        size = sum(payload.stat().st_size for _, payload in files if payload)
-        left = adapter.flush(FLUSH_SECONDS + given.count * size / FLUSH_RATE)
-    about = {"registration": registration, "published": ids, "undelivered": left or 0}
+        size = given.count * sum(path.stat().st_size for pair in files for path in pair if path)
+        left = _flush(adapter, FLUSH_SECONDS + size / FLUSH_RATE, max(FLUSH_SECONDS, config.lookup.timeout))
+    about = {"registration": registration, "published": ids, "undelivered": left}
     published = counted(len(ids) - len(refusals), "object")
     given.show(
         {**about, "refused": len(refusals)} if refusals else about,
@@ -135,6 +136,23 @@ def publish(given: _Publish) -> int:
         came = f"jbi: {matched} of {given.subscribers} subscriptions were there when it was published"
         click.echo(f"{came}; see `jbi status --subscriptions` for what others ask for", err=True)
     return int(matched < given.subscribers)
+
+
+def _flush(adapter: PublisherAdapter | PublisherAdapterLight, seconds: float, silent: float) -> int:
+    """Wait until what was published has gone; how many objects are left. A delegate that is not connected after
+    `silent` seconds is waited for no longer. Raises BackPressureError."""
+    if not isinstance(adapter, PublisherAdapterLight):
+        return adapter.flush(seconds)  # subscribers that have gone are not waited for
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            adapter.flush(min(silent, max(0.0, deadline - time.monotonic())))
+        except BackPressureError:
+            connected = any(each["connected"] for each in adapter.status()["delegates"].values())
+            if not connected or time.monotonic() >= deadline:
+                raise
+        else:
+            return 0
 
 
 def _peer(config: Config) -> PublisherAdapter:

@@ -27,7 +27,7 @@ from jbi_pubsub.protocol.entries import (
     PUBLISHER_TYPE,
     RTI_TYPE,
 )
-from jbi_pubsub.protocol.services import STATUS
+from jbi_pubsub.protocol.services import STATUS, patience
 from jbi_pubsub.protocol.status.federations import RtiStatus
 from jbi_pubsub.web.simulations import federate_rows, federation_rows
 
@@ -278,7 +278,8 @@ class Servers:
             if client is not None:
                 client.close()
             own = msgspec.structs.replace(ref, exported=STATUS, methods=())
-            client = self._clients[key] = ControlClient(own, self._config.security(), timeout=ANSWER_SECONDS)
+            seconds = ANSWER_SECONDS * patience(self._config)
+            client = self._clients[key] = ControlClient(own, self._config.security(), timeout=seconds)
         return client
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from jbi_pubsub.core.access import ADMIN
+from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.descriptors import MAX_DESCRIPTORS, Descriptor, Key, Kind, Property, StoredType, TypeChange
 from jbi_pubsub.core.errors import ProtocolError
 from jbi_pubsub.core.history import GivenUp, Progress, TakenIn
@@ -22,7 +23,7 @@ from jbi_pubsub.core.quality import PolicyChanged
 from jbi_pubsub.core.renewal import RENEW_AT
 from jbi_pubsub.core.signing import SigningKey
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.core.wire.control import ControlClient
+from jbi_pubsub.core.wire.control import DEFAULT_TIMEOUT, ControlClient
 from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.protocol.mail_links import LinkAction
 from jbi_pubsub.protocol.replies import (
@@ -322,6 +323,12 @@ def follow_link(ref: ServiceRef, security: Security, action: LinkAction, token: 
     its subscription is not there, StorageError, WireError."""
     with closing(_client(ref, MAIL_LINKS, security, timeout)) as client:
         client.call("follow", None, action, token)
+
+
+def patience(config: Config) -> float:
+    """Factor by which whoever looks at servers waits longer for each, over long links: [lookup] timeout in its
+    default."""
+    return max(1.0, config.lookup.timeout / DEFAULT_TIMEOUT)
 
 
 def fetch_status(ref: ServiceRef, security: Security, *, timeout: float) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceTemplate
 from jbi_pubsub.lookup.status import LookupStatus
 from jbi_pubsub.protocol.entries import BRIDGE_TYPE, PAD_TYPE, PEER_TYPE, RTI_TYPE
-from jbi_pubsub.protocol.services import STATUS, fetch_page
+from jbi_pubsub.protocol.services import STATUS, fetch_page, patience
 from jbi_pubsub.protocol.status.delegate import DelegateOverview, ListedSubscription, PageStatus
 from jbi_pubsub.protocol.status.federations import RtiStatus
 from jbi_pubsub.protocol.status.networks import NetworksStatus
@@ -202,6 +202,8 @@ class Observer:
         self._security = config.security()
         self._every = every
         self._clock = clock
+        self._seconds = ANSWER_SECONDS * patience(config)
+        """For one server to answer."""
         self._fixed = {address: ServiceRef("", STATUS, (check_endpoint(address),)) for address in addresses}
         self._changed = threading.Condition()
         self._watched: dict[str, _Watched] = {}
@@ -288,9 +290,7 @@ class Observer:
             first = max(0, start - total)
             wanted = max(0, count - len(rows)) if start + count > total else 0
             try:
-                said = fetch_page(
-                    self.ref(server), self._security, search, order, first, wanted, timeout=ANSWER_SECONDS
-                )
+                said = fetch_page(self.ref(server), self._security, search, order, first, wanted, timeout=self._seconds)
                 page = converted(harmless(said, characters), PageStatus)
             except (JbiError, msgspec.ValidationError) as exc:
                 log.info("no subscriptions of %s: %s", server, exc)
@@ -382,7 +382,7 @@ class Observer:
             ref, old = watched.ref, watched.client
             if old is None or old.ref.endpoints != ref.endpoints:
                 own = msgspec.structs.replace(ref, exported=STATUS, methods=())
-                watched.client = ControlClient(own, self._security, timeout=ANSWER_SECONDS, most=ANSWER_MOST)
+                watched.client = ControlClient(own, self._security, timeout=self._seconds, most=ANSWER_MOST)
             else:
                 old = None
             client, kind = watched.client, watched.kind
@@ -415,7 +415,7 @@ class Observer:
         watched.backoff.reset()
         watched.due = 0.0
         watched.facts, watched.told = facts, told
-        if now - began > 2 * ANSWER_SECONDS:
+        if now - began > 2 * self._seconds:
             return
         delegate = facts if isinstance(facts, DelegateOverview) else None
         counts = {name: count_of(facts, name) for name in COUNTED[watched.kind]}

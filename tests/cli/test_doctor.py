@@ -31,10 +31,11 @@ from jbi_pubsub.cli.doctor import examine, report
 from jbi_pubsub.cli.parties import Answer, Checkup, Finding, FoundParties, together
 from jbi_pubsub.cli.show import places
 from jbi_pubsub.core.config import Config, MailSection, PolicySection
-from jbi_pubsub.core.errors import AccessDeniedError, ConfigurationError, StudyError, WireError
+from jbi_pubsub.core.errors import AccessDeniedError, ConfigurationError, StudyError, WireError, WireTimeoutError
 from jbi_pubsub.core.wire import PROTOCOL
 from jbi_pubsub.core.wire.endpoint import ALERT, CONTROL, MAGIC, PREAMBLE
 from jbi_pubsub.lookup.client import multicast
+from jbi_pubsub.lookup.client.proxy import RegistrarInfo, RegistrarProxy
 from jbi_pubsub.spark.javaenv import JavaHome
 
 NOBODY = ("--no-multicast", "--set", "lookup.locators=")
@@ -574,6 +575,25 @@ def test_a_locator_where_none_of_ours_answers(
     assert at in found["found"]
     assert told in found["found"]
     assert advice in found["advice"]
+
+
+def test_a_locator_over_a_long_link_has_the_time_that_the_configuration_gives(
+    federation: Any, findings: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a lookup service that takes longer for an answer than one nearby may
+    monkeypatch.setattr("jbi_pubsub.cli.parties.PROBE_SECONDS", 0.4)
+    describe = RegistrarProxy.describe
+
+    def late(proxy: RegistrarProxy) -> RegistrarInfo:
+        if proxy._client._timeout < 0.5:
+            raise WireTimeoutError("no answer within 0.2 s")
+        return describe(proxy)
+
+    monkeypatch.setattr(RegistrarProxy, "describe", late)
+    # When it is looked for as usual, and with a [lookup] timeout of a minute; Expect it to be found by the latter
+    at = federation.lookups[0].address
+    assert "no answer" in findings("locators", "--locator", at)[0]["found"]
+    assert f"{at}: lookup service" in findings("locators", "--locator", at, "--set", "lookup.timeout=60")[0]["found"]
 
 
 def test_who_is_asked_beside_others_does_not_delay_them() -> None:
