@@ -8,7 +8,7 @@ what is sent.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Final
 
@@ -16,6 +16,7 @@ import msgspec
 
 from jbi_pubsub.core.intervals import Range
 from jbi_pubsub.network.bodies import LogRanges, NodeAnnouncement
+from jbi_pubsub.network.flow import OutgoingBlock
 from jbi_pubsub.network.log import SERIAL_MOST, LogBook, LogId, OriginLog
 from jbi_pubsub.network.peers import Peers
 
@@ -39,13 +40,21 @@ class NodeAnnouncer:
         self._number = 0
         self._next = {(at, is_own): (0, 1) for at in range(networks) for is_own in (False, True)}
         """The first one of the logs of others, and of our own, in the next announcement on a network, and a serial."""
+        self._before: dict[LogId, int] = {}
+        """The first serial of a log that has not gone to that network yet."""
         self._settled: dict[bytes, tuple[int, int]] = {}
         """By sender up to where its log is settled, and the announcement in which that stood first."""
 
     def next(
-        self, at: int, logs: LogBook, peers: Peers, losses: dict[bytes, float], *, is_end: bool = False
-    ) -> NodeAnnouncement:
-        """The next announcement on a network; `is_end`: that of a burst, which tells of nobody else."""
+        self, at: int, logs: LogBook, peers: Peers, losses: dict[bytes, float], waiting: Iterable[OutgoingBlock] = (),
+        *, is_end: bool = False,
+    ) -> NodeAnnouncement:  # fmt: skip
+        """The next announcement on a network; `waiting`: what goes there yet, and is not told before; `is_end`: that of
+        a burst, which tells of nobody else."""
+        self._before = {}
+        for each in waiting:
+            if each.log_id is not None and each.serial:
+                self._before[each.log_id] = min(each.serial, self._before.get(each.log_id, SERIAL_MOST))
         own: list[LogId] = []
         others: list[LogId] = []
         for log_id, log in logs.items():
@@ -68,7 +77,7 @@ class NodeAnnouncer:
         held = [(each, logs.open(each)) for each in log_ids]
         if len(held) <= OWN_MOST and sum(len(log.held) for _, log in held) <= self._ranges:
             return self._in_turn(at, logs, log_ids, self._ranges, is_own=True)
-        ends = [_of_own(each, log, tuple(islice(reversed(log.held), 1))) for each, log in held[:OWN_MOST]]
+        ends = [_of_own(each, log, tuple(self._told(each, log))[-1:]) for each, log in held[:OWN_MOST]]
         return ends + self._in_turn(at, logs, log_ids, max(self._ranges - len(ends), RANGES_LEAST), is_own=True)
 
     def _in_turn(
@@ -82,13 +91,16 @@ class NodeAnnouncer:
         for place in range(begin, begin + len(log_ids)):
             log_id = log_ids[place % len(log_ids)]
             log = logs.open(log_id)
-            ranges = tuple(islice(log.held.within(serial, SERIAL_MOST), room))
+            ranges = tuple(islice(self._told(log_id, log, serial), room))
             found.append(_of_own(log_id, log, ranges) if is_own else LogRanges(*log_id, ranges))
             room, serial = room - len(ranges), 1
             if room <= 0:
                 self._next[at, is_own] = (place % len(log_ids), ranges[-1][0])
                 break
         return found
+
+    def _told(self, log_id: LogId, log: OriginLog, first: int = 1) -> Iterator[Range]:
+        return log.held.within(first, self._before.get(log_id, SERIAL_MOST) - 1)
 
     def _news(self, logs: LogBook) -> dict[bytes, int]:
         """Up to where the logs of others are settled, where that is new; told some times, as announcements are lost."""

@@ -38,11 +38,9 @@ class NetworkDeliveries:
     """The queue, and its thread. Any thread."""
 
     def __init__(
-        self,
-        deliver: Callable[[NodeMessage], None],
-        changed: Callable[[PeerChange], None] | None,
+        self, deliver: Callable[[NodeMessage], None], changed: Callable[[PeerChange], None] | None,
         idle: Callable[[], None] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """These are called one after the other, and may wait; `idle` from time to time."""
         self._deliver, self._changed, self._idle = deliver, changed, idle
         self._queue: queue.SimpleQueue[tuple[Delivered, ...] | None] = queue.SimpleQueue()

@@ -86,12 +86,9 @@ class NetworkEmulator:
     """An emulated network, from `start` to `stop`; `with` does both. Any thread."""
 
     def __init__(
-        self,
-        topology: NetworkTopology,
-        *,
-        seed: int | None = None,
+        self, topology: NetworkTopology, *, seed: int | None = None,
         changed: Callable[[ScriptedChange], object] = lambda _change: None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """`seed`: another one than the file's; `changed` is told of each change of the script when it is done, by the
         emulator's thread. Raises ConfigurationError, PortInUseError."""
         self._seed = topology.seed if seed is None else seed

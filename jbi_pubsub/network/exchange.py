@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Final
 
 import msgspec
@@ -87,14 +88,9 @@ class Exchange:
     """See the module. One thread at a time."""
 
     def __init__(
-        self,
-        me: bytes,
-        epoch: int,
-        networks: int,
-        uniform: Callable[[float, float], float],
-        settings: ExchangeSettings | None = None,
-        terms: Sequence[SideTerms] = (),
-    ) -> None:
+        self, me: bytes, epoch: int, networks: int, uniform: Callable[[float, float], float],
+        settings: ExchangeSettings | None = None, terms: Sequence[SideTerms] = (),
+    ) -> None:  # fmt: skip
         """`me`: our id, 16 bytes; `epoch`: greater with each start; `networks`: their number; `terms`: of each."""
         self.me = me
         self.epoch = epoch
@@ -298,13 +294,15 @@ class Exchange:
             if turn.log_id is not None and not turn.serial and turn.expires > now:
                 self._own.number(turn, turn.log_id)
                 self.held.keep(turn.log_id, turn.datagram, turn.packed, turn.expires)
-            if not self._own.lives(turn, now):
+            if not self._own.lives(turn, now) or side.recovery.has_put(turn.log_id, turn.serial):
                 return None
             if turn.log_id is None:
                 return side.sent(packed(turn.datagram), now)
             return side.sent(turn.packed, now, turn.log_id, turn.serial, expires=turn.expires)
         relayed = self._relay.next(at)
         if relayed is None or not relayed.packed or relayed.expires <= now:
+            return None
+        if side.recovery.has_put(relayed.log_id, relayed.serial):  # in answer to somebody
             return None
         log_id, expires = relayed.log_id if relayed.log_id in self.logs else None, relayed.expires
         is_more = self._relay.has_next(at)
@@ -340,7 +338,8 @@ class Exchange:
     def _announce(self, at: int, side: NetworkSide, now: float, *, is_end: bool) -> None:
         """Say who we are, and what we hold; or shortly the end of a burst, if somebody may have lost it."""
         losses = {} if is_end else side.recovery.senders.losses()
-        body = encoded_announcement(self._announcer.next(at, self.logs, self.peers, losses, is_end=is_end))
+        waiting = chain(side.queues, self._relay.waiting(at)) if len(self.sides) > 1 else ()
+        body = encoded_announcement(self._announcer.next(at, self.logs, self.peers, losses, waiting, is_end=is_end))
         side.lacked_at = side.lacked_at if side.lacked_at >= 0 else now
         if not is_end or side.may_end(len(body) + CONTROL_OVERHEAD, now):
             self._control(side, DatagramKind.ANNOUNCEMENT, DatagramMode.RELIABLE, body)

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from math import inf
 from statistics import median
 from typing import Final, Literal, NamedTuple
@@ -113,6 +114,9 @@ class SendingQueues:
 
     def __bool__(self) -> bool:
         return bool(self._control or self.repairs or any(self._new))
+
+    def __iter__(self) -> Iterator[OutgoingBlock]:
+        return chain.from_iterable(self._new)
 
     def next(self, *, is_relaying: bool) -> Turn | None:
         """Have the next one go. `is_relaying`: something comes from other networks: it takes turns with what is new and

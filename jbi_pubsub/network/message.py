@@ -206,13 +206,9 @@ class Assembler:
     Each origin has an account, and all that have not announced themselves have one together."""
 
     def __init__(
-        self,
-        *,
-        processed: int = 1_000_000,
-        most_bytes: int = PARTS_BYTES,
-        most: int = PARTS_MOST,
+        self, *, processed: int = 1_000_000, most_bytes: int = PARTS_BYTES, most: int = PARTS_MOST,
         message_most: int = 0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """`processed`: hashes that are remembered; `most_bytes`, `most`: of messages that are not complete;
         `message_most`: bytes of a message; 0: as many as any may have."""
         self._message_most = message_most or MESSAGE_MOST

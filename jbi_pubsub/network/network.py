@@ -71,17 +71,10 @@ class Network:
     """A node on its links. Any thread."""
 
     def __init__(
-        self,
-        me: bytes,
-        epoch: int,
-        links: Sequence[NetworkLink],
-        deliver: Callable[[NodeMessage], None],
-        settings: ExchangeSettings | None = None,
-        *,
-        peers_changed: Callable[[PeerChange], None] | None = None,
-        streams: Callable[[NodeMessage], None] | None = None,
-        idle: Callable[[], None] | None = None,
-    ) -> None:
+        self, me: bytes, epoch: int, links: Sequence[NetworkLink], deliver: Callable[[NodeMessage], None],
+        settings: ExchangeSettings | None = None, *, peers_changed: Callable[[PeerChange], None] | None = None,
+        streams: Callable[[NodeMessage], None] | None = None, idle: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
         """`deliver`, `peers_changed` and `idle` are called by a thread of their own, one after the other, and may wait;
         the second when another node is first heard, has been started anew, or has left, and when somebody else speaks
         under our id; the last from time to time. `streams` is given the messages of streams, by our own thread, and

@@ -91,15 +91,9 @@ class LogRecovery:
     """Recovery on one network."""
 
     def __init__(
-        self,
-        me: bytes,
-        logs: LogBook,
-        uniform: Callable[[float, float], float],
-        *,
-        reorder: float = 0.0,
-        round_trip: float = 0.005,
-        is_lossless: bool = False,
-    ) -> None:
+        self, me: bytes, logs: LogBook, uniform: Callable[[float, float], float], *, reorder: float = 0.0,
+        round_trip: float = 0.005, is_lossless: bool = False,
+    ) -> None:  # fmt: skip
         """`me`: the id under which our datagrams are numbered. `logs`: those of all networks. `reorder`: seconds within
         which a datagram may be overtaken. `round_trip`: the first estimate. `is_lossless`: a block that has not come is
         not missing, unless somebody announces it."""
@@ -243,6 +237,10 @@ class LogRecovery:
             here.repaired_at = now
         else:
             self._announced, self._last_sent = 0, now
+
+    def has_put(self, log_id: LogId | None, serial: int) -> bool:
+        """Whether a block has left here, be it in answer to somebody before its turn."""
+        return log_id is not None and log_id in self._here and serial in self._here[log_id].put
 
     def give_up(self, log_id: LogId, serial: int) -> None:
         """A block is not held any more."""

@@ -6,17 +6,20 @@ Rules:
   network, so that order stays. Who hears another node pass on there what it has heard elsewhere too waits for that: of
   nodes side by side one does it, and as it hears no other one it waits no more.
 - Its blocks are the same bytes, but for hops, sender and number; it goes over as many nodes as its sender allows.
+- Of a node's announcements that wait for a slow network the first goes in its turn, and of the others the last alone.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from math import inf
 from typing import Final
 
+from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.network.datagram import Datagram, DatagramKind, DatagramMode, passed_on
 from jbi_pubsub.network.flow import OutgoingBlock
 from jbi_pubsub.network.log import log_of
@@ -69,6 +72,8 @@ class Relay:
         """Messages that go on now, by network."""
         self._quiet_until = [-inf] * networks
         """Until then another node passes messages on there."""
+        self._announced: Cache[tuple[int, bytes], tuple[_Passing, bool]] = Cache(KEPT_MOST)
+        """By network and node the announcement that came last, and whether one before it waited then."""
 
     def hear(self, at: int, datagram: Datagram, data: bytes, now: float) -> None:
         """A block, with its bytes, was heard on a network."""
@@ -119,6 +124,10 @@ class Relay:
             return
         if not next(iter(passing.blocks.values())).packed:
             return
+        if message.kind == DatagramKind.ANNOUNCEMENT:
+            before, follows = self._announced.get((at, message.origin), (passing, False))
+            before.heard |= (follows and before.waits > 0) << at
+            self._announced[at, message.origin] = passing, before.waits > 0
         passing.waits += 1
         self._count += 1
         heapq.heappush(self._planned, (when, self._count, at, key))
@@ -144,6 +153,12 @@ class Relay:
     def has_next(self, at: int) -> bool:
         """Whether something goes on to a network now, perhaps."""
         return bool(self._queues[at])
+
+    def waiting(self, at: int) -> Iterator[OutgoingBlock]:
+        """Blocks that go on to a network, now or later."""
+        planned = (key for _, _, to, key in self._planned if to == at)
+        for passing in filter(None, map(self._messages.get, chain(self._queues[at], planned))):
+            yield from passing.blocks.values()
 
     def next(self, at: int) -> OutgoingBlock | None:
         """The next block that goes on to a network."""

@@ -42,16 +42,9 @@ class UdpLink:
     is_lossless: Final = False
 
     def __init__(
-        self,
-        group: str,
-        port: int,
-        *,
-        interfaces: Sequence[str] = (),
-        peers: Sequence[tuple[str, int]] = (),
-        ttl: int = 1,
-        send_buffer: int = 0,
-        receive_buffer: int = 0,
-    ) -> None:
+        self, group: str, port: int, *, interfaces: Sequence[str] = (), peers: Sequence[tuple[str, int]] = (),
+        ttl: int = 1, send_buffer: int = 0, receive_buffer: int = 0,
+    ) -> None:  # fmt: skip
         """`group`: a multicast address, "" for none; `interfaces`: names, () for all that can multicast; `peers`: where
         single nodes are, names looked up now. Raises ConfigurationError."""
         self._group = _group(group) if group else None

@@ -140,15 +140,9 @@ class ZenohLink:
     is_lossless: Final = True
 
     def __init__(
-        self,
-        name: str,
-        *,
-        port: int = 0,
-        host: str = "",
-        peers: Sequence[tuple[str, int]] = (),
-        mode: str = "",
+        self, name: str, *, port: int = 0, host: str = "", peers: Sequence[tuple[str, int]] = (), mode: str = "",
         send_buffer: int = 0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """`name`: of the network; `port`: where others may connect to, at `host`, 0 for any; `peers`: Zenoh's routers
         or peers that it connects to, which turns its scouting by multicast off; `mode`: peer, client or router, ""
         for what Zenoh's configuration says. Raises ConfigurationError."""
