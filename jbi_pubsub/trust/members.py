@@ -43,10 +43,12 @@ log = logging.getLogger("jbi_pubsub.trust")
 
 MESSAGE_MOST: Final = CHAIN_MOST * CERTIFICATE_MOST + 4_096
 TURN_SECONDS: Final = 3_600.0
-ANSWER_SECONDS: Final = 2.0
+ANSWER_SECONDS: Final = 60.0
 ASK_SECONDS: Final = 0.1
-"""At least so long from one time we ask to the next, and to the second time for one session; then twice that."""
-AGAIN_SECONDS: Final = 5.0
+ASKED_BYTES: Final = 4_000
+"""At least so long, and until so many bytes may have gone so that keys take half of a slow network at most, from one
+time we ask to the next, and to the second time for one session; then twice that, up to AGAIN_MOST times."""
+AGAIN_MOST: Final = 50
 ENDED_SECONDS: Final = 60.0
 """Until we try again when our own certificate has ended."""
 CHECKS: Final = 200
@@ -99,13 +101,11 @@ class MemberSeal:
     time."""
 
     def __init__(
-        self,
-        me: bytes,
-        signer: CertificateSigner,
-        verifier: CertificateVerifier,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """`me`: our id."""
+        self, me: bytes, signer: CertificateSigner, verifier: CertificateVerifier,
+        clock: Callable[[], float] = time.monotonic, rate: float = 0.0,
+    ) -> None:  # fmt: skip
+        """`me`: our id; `rate`: bytes a second of the network, 0 where it is not known."""
+        self._pause = max(ASK_SECONDS, ASKED_BYTES / rate if rate else 0.0)
         self._me, self._signer, self._verifier, self._clock = me, signer, verifier, clock
         self._checks = TokenBucket(CHECKS, CHECKS, clock())
         self._ask_at = 0.0
@@ -147,7 +147,7 @@ class MemberSeal:
         try:
             if self._askers:
                 return self._grant()
-            if now >= self._ask_at and (self._asks_all or self._asking):
+            if now >= self._ask_at and self._asking != {}:
                 return self._ask(now)
         except SignatureError as exc:
             log.error("no keys are exchanged: %s", exc.message)
@@ -164,8 +164,8 @@ class MemberSeal:
         """The session of each name and node, the one that we have come to know last at the end."""
         self._wanted: OrderedDict[bytes, tuple[int, float]] = OrderedDict()
         """Number of times a session was asked for, and when it may be again."""
-        self._asking: dict[bytes, None] = {}
-        self._asks_all = True
+        self._asking: dict[bytes, None] | None = None
+        """Sessions that are to be asked for; None: all."""
         self._asks: dict[bytes, tuple[X25519PrivateKey, float]] = {}
         """Our keys by their public halves, and until when they are answered."""
         self._askers: dict[bytes, None] = {}
@@ -174,9 +174,9 @@ class MemberSeal:
     def _want(self, session: bytes) -> None:
         now = self._clock()
         times, again = self._wanted.get(session, (0, now))
-        if now >= again and len(self._asking) < AT_ONCE:
+        if now >= again and self._asking is not None and len(self._asking) < AT_ONCE:
             self._asking[session] = None
-            self._wanted[session] = times + 1, now + min(ASK_SECONDS * 2 ** min(times, 9), AGAIN_SECONDS)
+            self._wanted[session] = times + 1, now + self._pause * min(2**times, AGAIN_MOST)
             if len(self._wanted) > WANTED_MOST:
                 self._wanted.popitem(last=False)
 
@@ -219,15 +219,14 @@ class MemberSeal:
         return self._verifier.check(uid, message.said(), message.signature, lambda _: (signing,))
 
     def _ask(self, now: float) -> bytes:
-        self._ask_at = now + ASK_SECONDS
+        self._ask_at = now + self._pause
         self._asks = {public: each for public, each in self._asks.items() if each[1] >= now}
         private = X25519PrivateKey.generate()
         public = private.public_key().public_bytes_raw()
-        wanted = () if self._asks_all else tuple(self._asking)
+        wanted = tuple(self._asking or ())
         asked = self._signed(_KeyAsk(self._me, self._own.session, public, self._proof(), b"", wanted))
         self._asks[public] = private, now + ANSWER_SECONDS
-        self._asks_all = False
-        self._asking.clear()
+        self._asking = {}
         return asked
 
     def _grant(self) -> bytes:

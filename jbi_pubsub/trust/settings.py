@@ -40,7 +40,7 @@ def member_seal_of(config: Config, network: str, me: bytes) -> MemberSeal:
     from jbi_pubsub.trust.signature import CertificateSigner, CertificateVerifier
 
     signer = CertificateSigner(identity.certificate, identity.key)
-    return MemberSeal(me, signer, CertificateVerifier(identity.ca, identity.revoked))
+    return MemberSeal(me, signer, CertificateVerifier(identity.ca, identity.revoked), rate=config.network[network].rate)
 
 
 def _identity(config: Config, section: str, what: str) -> TlsIdentity:

@@ -46,15 +46,15 @@ class Air:
         path.write_bytes(made.read_bytes())
         return path
 
-    def start(self, name: str, files: TlsSection | None = None) -> MemberSeal:
-        """A node starts, or starts anew."""
+    def start(self, name: str, files: TlsSection | None = None, rate: float = 0.0) -> MemberSeal:
+        """A node starts, or starts anew; `rate`: that of its network."""
         files = files or self.files[name]
         wall = time.time()
         verifier = CertificateVerifier(
             Path(files.ca), self.lists.get(name), clock=lambda: wall + self.now - 1_000.0
         )  # fmt: skip
         signer = CertificateSigner(Path(files.certificate), Path(files.key))
-        self.nodes[name] = MemberSeal(node_id(name), signer, verifier, lambda: self.now)
+        self.nodes[name] = MemberSeal(node_id(name), signer, verifier, lambda: self.now, rate)
         self.numbers[name] = 0
         return self.nodes[name]
 
@@ -123,6 +123,30 @@ def test_nodes_with_certificates_of_one_authority_hear_each_other(air: Air) -> N
     air.heard.clear()
     air.settle()
     assert air.heard == []
+
+
+def test_over_a_slow_network_nodes_come_to_know_each_other_and_keys_leave_room_for_other_messages(air: Air) -> None:
+    # Given two nodes on a network of 1,200 bytes a second, over which everything takes a second more
+    rate, delay, began = 1_200.0, 1.0, air.now
+    ends = {name: air.start(name, rate=rate) for name in NAMES[:2]}
+    free, on_its_way, size = dict.fromkeys(ends, 0.0), list[tuple[float, str, bytes]](), 0
+    # When each says something now and then, and messages of keys as fast as they go
+    while air.now < began + 60.0:
+        air.now += 0.05
+        for name, other in zip(ends, reversed(ends), strict=True):
+            if air.now >= free[name] and (each := ends[name].outgoing()) is not None:
+                size += len(each)
+                free[name] = air.now + len(each) / rate
+                on_its_way.append((free[name] + delay, other, each))
+            ends[other].open(air.say(name))
+        for arrival in [arrival for arrival in on_its_way if arrival[0] <= air.now]:
+            on_its_way.remove(arrival)
+            ends[arrival[1]].heard(arrival[2])
+        if air.hears(NAMES[0], NAMES[1]) and air.hears(NAMES[1], NAMES[0]):
+            break
+    # Expect that they know each other after a few messages
+    assert air.now < began + 15.0
+    assert size < 8_000
 
 
 def test_a_certificate_of_another_authority_gets_nothing_and_is_not_heard(air: Air, tmp_path: Path) -> None:
