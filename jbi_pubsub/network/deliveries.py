@@ -49,7 +49,8 @@ class NetworkDeliveries:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="network-deliveries", daemon=True)
         self._lock = threading.Lock()
-        self._put = self._taken = 0
+        self.expected = self._taken = 0
+        """Number of all that have been expected so far, and of those that are done."""
         self._is_taking = False
         """The thread has one in hand, which counts as taken for whoever it is given to."""
         self._settled: dict[tuple[bytes, int], int] = {}
@@ -63,7 +64,7 @@ class NetworkDeliveries:
     def expect(self, count: int) -> None:
         """So many more will be put: said under the lock that covers what `settled` is told."""
         with self._lock:
-            self._put += count
+            self.expected += count
 
     def put(self, *things: Delivered) -> None:
         """Deliver some more that were expected."""
@@ -77,7 +78,7 @@ class NetworkDeliveries:
         if kind in UNDELIVERED:
             return False
         times = 1 if kind == DatagramKind.PUBLICATION else 2
-        return self._bytes > times * DELIVERIES_BYTES or self._put - self._taken > times * DELIVERIES_MOST
+        return self._bytes > times * DELIVERIES_BYTES or self.expected - self._taken > times * DELIVERIES_MOST
 
     def settled(self, origin: bytes, epoch: int, up_to: int, put: int) -> int:
         """The serial up to which all that will come of a log has been taken. `up_to`: that up to which all has come,
@@ -97,11 +98,6 @@ class NetworkDeliveries:
             if len(self._settled) > LOGS_MOST or len(self._to_be) > LOGS_MOST:
                 self._settled, self._to_be = {}, {}
         return found
-
-    @property
-    def expected(self) -> int:
-        """Number of all that have been expected so far."""
-        return self._put
 
     def stop(self) -> None:
         """Deliver nothing more."""

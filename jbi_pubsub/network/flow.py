@@ -3,6 +3,7 @@
 Rules:
 - Requests and announcements go first: they are few, and without them nothing is repaired. Then the more important goes,
   and of the same importance repairs before what is new. A part of the turns is for what is new, whatever is asked for.
+  What is directed to one node, such as calls to it, does not wait for all that is published: it has its turns.
 - A rate that is not given is found: it rises by a quarter each round trip, after the first loss by a twentieth, and is
   halved when much of what was sent is asked for again. On a link that loses at any rate halving does not help: then it
   is as it was, and is halved when more is lost than that.
@@ -89,7 +90,8 @@ class SendingQueues:
     def __init__(self) -> None:
         self._control: deque[bytes] = deque(maxlen=CONTROL_MOST)
         self._repairs: list[deque[BlockRepair]] = [deque() for _ in range(LEVELS)]
-        self._new: list[deque[OutgoingBlock]] = [deque() for _ in range(LEVELS)]
+        self._new: list[deque[OutgoingBlock]] = [deque() for _ in range(LEVELS + 1)]
+        """By importance; at the end what is directed to one node, which takes turns with what is usual."""
         self._turn = 0
         self.repairs = 0
         """Repairs that wait."""
@@ -107,9 +109,8 @@ class SendingQueues:
 
     def add(self, blocks: Iterable[OutgoingBlock], level: int) -> None:
         """Send something new."""
-        queue = self._new[_place(level)]
         for each in blocks:
-            queue.append(each)
+            self._new[LEVELS if each.log_id is not None and each.log_id.stream else _place(level)].append(each)
             self.waiting += len(each.datagram.data)
 
     def __bool__(self) -> bool:
@@ -119,8 +120,7 @@ class SendingQueues:
         return chain.from_iterable(self._new)
 
     def next(self, *, is_relaying: bool) -> Turn | None:
-        """Have the next one go. `is_relaying`: something comes from other networks: it takes turns with what is new and
-        of usual importance."""
+        """Have the next one go. `is_relaying`: something comes from other networks: it takes turns as well."""
         if self._control:
             return self._control.popleft()
         self._turn = (self._turn + 1) % (2 * TURNS)
@@ -129,10 +129,12 @@ class SendingQueues:
             if self._repairs[place] and not is_new_first:
                 self.repairs -= 1
                 return self._repairs[place].popleft()
-            if is_relaying and place == _place(0) and (self._turn % 2 or not self._new[place]):
+            is_usual = place == _place(0)
+            waiting = [each for each in (self._new[place], *self._new[LEVELS:] * is_usual) if each]
+            if is_relaying and is_usual and self._turn % (len(waiting) + 1) == len(waiting):
                 return "relayed"
-            if self._new[place]:
-                found = self._new[place].popleft()
+            if waiting:
+                found = waiting[self._turn % len(waiting)].popleft()
                 self.waiting -= len(found.datagram.data)
                 return found
         return None

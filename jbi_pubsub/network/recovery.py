@@ -111,6 +111,8 @@ class LogRecovery:
         self._left = SentNumbers()
         self._announced = len(ANNOUNCED_AFTER)
         self._last_sent = -inf
+        self.is_directed = False
+        """The burst ends with a block to one node, where somebody may wait for it: others behind it do not count."""
 
     @property
     def round_trip(self) -> float:
@@ -235,8 +237,8 @@ class LogRecovery:
             here.put.remove_range(*next(iter(here.put)))
         if is_repair:
             here.repaired_at = now
-        else:
-            self._announced, self._last_sent = 0, now
+        elif log_id.stream or not self.is_directed or self._announced == len(ANNOUNCED_AFTER):
+            self._announced, self._last_sent, self.is_directed = 0, now, log_id.stream != 0
 
     def has_put(self, log_id: LogId | None, serial: int) -> bool:
         """Whether a block has left here, be it in answer to somebody before its turn."""

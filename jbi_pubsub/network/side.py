@@ -96,9 +96,10 @@ class NetworkSide:
         return {"neighbours": len(self.recovery.senders), "waiting": self.queues.waiting}
 
     def may_end(self, size: int, now: float) -> bool:
-        """Whether the end of a burst may be announced, in so many bytes: where something is lost, or as a small part of
-        what was sent since the last time."""
-        if now - self.lacked_at > LACKED_SECONDS and END_SHARE * (self._sent - self._ended_at) < size:
+        """Whether the end of a burst may be announced, in so many bytes: where something is lost, or is directed to one
+        node, or as a small part of what was sent since the last time."""
+        is_usual = now - self.lacked_at > LACKED_SECONDS and not self.recovery.is_directed
+        if is_usual and END_SHARE * (self._sent - self._ended_at) < size:
             return False
         self._ended_at = self._sent
         return True

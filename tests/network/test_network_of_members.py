@@ -14,12 +14,15 @@ from certificates import Authority
 
 from jbi_pubsub.core.config import Config, TlsSection
 from jbi_pubsub.core.errors import ConfigurationError
+from jbi_pubsub.core.node_sections import NetworkSection
 from jbi_pubsub.core.sealing import SEALED_FLAG, SealFault
 from jbi_pubsub.network.datagram import Datagram, DatagramKind, DatagramMode, hash_of, packed
 from jbi_pubsub.network.links.local import LocalLink
 from jbi_pubsub.network.message import NodeMessage
 from jbi_pubsub.network.network import Network, NetworkLink
 from jbi_pubsub.network.sealing import MemberSealing
+
+LAN = {"lan": NetworkSection()}
 
 
 def told(body: bytes) -> NodeMessage:
@@ -42,7 +45,7 @@ class Members:
         tls = TlsSection(certificate=files.certificate, key=files.key, ca=files.ca, revoked=revoked)
         me = os.urandom(16)
         heard = self.heard[name] = []
-        link = NetworkLink(LocalLink(self._name), seal=MemberSealing(Config(tls=tls), "lan", me))
+        link = NetworkLink(LocalLink(self._name), seal=MemberSealing(Config(tls=tls, network=LAN), "lan", me))
         network = Network(me, 1, [link], lambda message: heard.append(message.body))
         network.start()
         self._stack.callback(network.stop)
@@ -128,4 +131,4 @@ def test_messages_of_keys_that_are_forged_or_played_again_cost_nothing(
 
 def test_without_certificates_it_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"\[network.lan\] key needs certificate, key and ca of \[tls\]"):
-        MemberSealing(Config(), "lan", bytes(16))
+        MemberSealing(Config(network=LAN), "lan", bytes(16))

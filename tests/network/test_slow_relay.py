@@ -1,4 +1,4 @@
-"""A relay between a fast network and a slow one: what goes over the slow one, how often, and in which order."""
+"""Slow networks: what goes over one, how often, in which order, and how long a call to another node waits there."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from jbi_pubsub.network.datagram import DatagramKind
+from jbi_pubsub.network.datagram import Datagram, DatagramKind, read
 from jbi_pubsub.network.exchange import ExchangeSettings
 from jbi_pubsub.network.message import MessageForm
 
@@ -45,3 +45,35 @@ def test_what_waits_for_a_slow_network_is_neither_asked_for_nor_sent_twice(
     # and all in its order where nothing is lost
     bodies = [each.body for each in far.heard]
     assert loss or bodies == sorted(bodies)
+
+
+@pytest.mark.row("X-12")
+@pytest.mark.parametrize("backlog", [0, 60])
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_call_to_another_node_comes_soon_whatever_waits_and_if_its_first_datagram_is_lost(
+    backlog: int, is_lost: bool
+) -> None:
+    # Given two nodes on a network of 2,400 bytes a second, where nothing was lost, and that announce themselves seldom
+    world, settings = World(1), ExchangeSettings(announce_seconds=30.0, node_timeout=120.0, form=MessageForm(block=500))
+    slow = Segment(world, rate=2_400, delay=0.3)
+    near, far = (Node(world, number, [slow], settings) for number in (1, 2))
+    world.run(100.0)
+    sent = slow.watch()
+    lost: list[bytes] = []
+
+    def loses(_: Node, data: bytes) -> bool:
+        datagram = read(data)
+        is_first = not lost and isinstance(datagram, Datagram) and datagram.kind == DatagramKind.STREAM
+        lost.extend([data] * is_first)
+        return is_first
+
+    slow.drops = loses if is_lost else slow.drops
+    # When one says much, and then calls the other
+    for number in range(backlog):
+        near.say(b"%d" % number + bytes(1_000))
+    near.say(b"call", kind=DatagramKind.STREAM, to=far.id)
+    # Expect that it comes within some seconds, and that a few announcements do for that
+    assert world.run(104.0, lambda: any(each.body == b"call" for each in far.heard))
+    assert sum(each.kind == DatagramKind.ANNOUNCEMENT for each in sent) <= 3
+    # and all else after it
+    assert world.run(160.0, lambda: len(far.heard) == backlog + 1)
