@@ -306,7 +306,9 @@ class MailDispatcher:
             elif answer.unreachable:
                 losses = self._queue.put_off(attempt, answer.unreachable, now)
             else:
-                losses = self._queue.settle(attempt, answer.refused, now, blamed=answer.blamed)
+                losses = self._queue.settle(
+                    attempt, answer.refused, now, blamed=answer.blamed, is_whole=answer.is_whole
+                )
             said = self._note(answer, now)
         if said:
             log.warning("%s", said)

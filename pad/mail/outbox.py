@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from jbi_pubsub.core.config import MailSection
@@ -83,13 +83,16 @@ class Outbox:
         self.subscription = subscription
         self.ledger = ledger or Ledger()
         self.letters: deque[Letter] = deque()
-        self.not_before = 0.0
-        """When the pause after a try without success ends."""
         self.size = 0
         self._settings, self._room, self._journal = settings, room, journal
         self._peer = subscription.caller.peer if subscription.caller is not None else ""
         self._refusals: Counter[str] = Counter()
         """Refusals for good running, by recipient."""
+        self._pauses: dict[str, float] = {}
+        """When recipients are tried again whose last mail was put off."""
+        self._is_trying = False
+        self._most = self._last = 0
+        """Letters that the next digest may have, up to a number, as the server has refused more of them in one."""
         if journal is not None:
             journal.open(subscription.uid, self.ledger)
         subscription.matched = self.ledger.offered
@@ -116,7 +119,8 @@ class Outbox:
 
     def ready(self) -> Iterator[Letter]:
         """Letters that the next mail may have, in order; none while one is under way."""
-        return itertools.takewhile(lambda letter: letter.state is LetterState.WAITING, self.letters)
+        waiting = itertools.takewhile(lambda letter: letter.state is LetterState.WAITING, self.letters)
+        return iter(()) if self._is_trying else waiting
 
     def show(self) -> None:
         """Put down what status pages show of it."""
@@ -133,7 +137,7 @@ class Outbox:
             return Cause.MAIL_SUSPENDED
         if size > self._settings.max_bytes:
             return Cause.OVERSIZE
-        return Cause.QUEUE_OVERFLOW if self._room.is_full(self._peer, size, len(self.letters), self.size) else None
+        return Cause.QUEUE_OVERFLOW if self._is_full(size) and self._held() is None else None
 
     def refuse(self, cause: Cause) -> Loss:
         """An object is offered and not taken."""
@@ -141,16 +145,18 @@ class Outbox:
         return self._lost(cause, len(self.subscription.request.recipients))
 
     def offer(self, number: int, content: Content, queued: float, deadline: float | None) -> list[Loss]:
-        """Take an object's mail, or lose it."""
-        cause = self.refusal(len(content.data))
-        if cause is not None:
+        """Take an object's mail, or lose it. What is held up for some recipients alone makes room for it."""
+        if (cause := self.refusal(len(content.data))) is not None:
             return [self.refuse(cause)]
+        losses = []
+        while self._is_full(len(content.data)) and (held := self._held()) is not None:
+            losses.append(self.lose([held], Cause.MAIL_UNREACHABLE, "no room for more that is put off"))
         self._count_offered()
         everybody = self.subscription.request.recipients
         recipients = tuple(a for a in everybody if a not in self.ledger.suspended)
         self.add(Letter(number, self.subscription.uid, content, recipients, queued, deadline=deadline))
         gone = len(everybody) - len(recipients)
-        return [self._lost(Cause.MAIL_SUSPENDED, gone)] if gone else []
+        return [*losses, self._lost(Cause.MAIL_SUSPENDED, gone)] if gone else losses
 
     def add(self, letter: Letter, *, is_new: bool = True) -> None:
         """Take it in; one that is not new is on disk from a time before."""
@@ -179,29 +185,37 @@ class Outbox:
     # -- out ----------------------------------------------------------------------------------------------------
 
     def next_due(self, *, is_flushed: bool) -> float:
-        """When its next mail may go out: after its pause, and when a digest is full, or has gathered for its time, or
-        gathers no more (`is_flushed`)."""
-        head, seconds, most = next(self.ready(), None), self.digest_seconds, self._settings.digest_objects
+        """When its next mail may go out: after the pause of its recipients, and when a digest is full, or has gathered
+        for its time, or gathers no more (`is_flushed`)."""
+        again = math.inf if self._is_trying or not self.letters else min(self._pauses.values(), default=math.inf)
+        head = None if self._are_all_paused else next((x for x in self.ready() if self._reached(x)), None)
         if head is None:
-            return math.inf
-        if not seconds or is_flushed or head.tries or sum(1 for _ in itertools.islice(self.ready(), most)) == most:
-            return self.not_before
-        return max(self.not_before, head.queued + seconds)
+            return again
+        seconds, most = self.digest_seconds, self._settings.digest_objects
+        is_due = not seconds or is_flushed or head.tries or head.number <= self._last
+        if is_due or sum(1 for _ in itertools.islice(self.ready(), most)) == most:
+            return 0.0
+        return min(again, head.queued + seconds)
 
-    def begin(self) -> tuple[Letter, ...]:
-        """The letters of the next mail, which is under way now. A digest that was put off stays as it is: the same mail
-        again."""
-        head, size = self.letters[0], 0
-        chosen: list[Letter] = []
-        for letter in itertools.islice(self.ready(), self._settings.digest_objects if self.digest_seconds else 1):
-            size += letter.size
-            is_other = (letter.tries, letter.recipients) != (head.tries, head.recipients)
-            if chosen and (size > self._settings.max_bytes or is_other):
-                break
-            chosen.append(letter)
+    def begin(self, now: float) -> tuple[tuple[Letter, ...], tuple[str, ...]]:
+        """The letters of the next mail, which is under way now, and its recipients. A digest that was put off stays as
+        it is: the same mail again."""
+        self._pauses = {address: end for address, end in self._pauses.items() if end > now}
+        usual = self._settings.digest_objects if self.digest_seconds else 1
+        chosen, size, first = list[Letter](), 0, (0, False, tuple[str, ...]())
+        for letter in self.ready():
+            found = (letter.tries, letter.number <= self._last, self._reached(letter))
+            if found[2]:
+                size += letter.size
+                most = min(usual, self._most) if first[1] else usual
+                if chosen and (len(chosen) == most or size > self._settings.max_bytes or found != first):
+                    break
+                chosen.append(letter)
+                first = found
         for letter in chosen:
             letter.happen(LetterEvent.TRY)
-        return tuple(chosen)
+        self._is_trying = bool(chosen)
+        return tuple(chosen), first[2]
 
     def drop_late(self, now: float) -> Loss | None:
         """Lose what is too late, and not under way."""
@@ -216,45 +230,50 @@ class Outbox:
                 self.subscription.meter_lost(letter.content.type_name)
         return self.lose(late, Cause.DEADLINE) if late else None
 
-    def settle(self, letters: Sequence[Letter], refused: Refused, now: float, *, blamed: bool) -> list[Loss]:
+    def settle(self, attempt: Attempt, refused: Refused, now: float, *, blamed: bool, is_whole: bool) -> list[Loss]:
         """The server has answered: see MailQueue."""
-        recipients = letters[0].recipients
+        letters, recipients = attempt.letters, attempt.recipients
         final = {a: f"{code} {text}" for a, (code, text) in refused.items() if code >= FINAL}
+        if is_whole and len(letters) > 1 and len(final) == len(set(recipients)):
+            self._most, self._last = len(letters) // 2, max(self._last, letters[-1].number)
+            self.release(letters)
+            return []
+        self._most *= 2
         later = tuple(a for a in recipients if a in refused and a not in final)
         self.ledger.mailed += len(letters) * sum(a not in refused for a in recipients)
         losses = []
         if final:
             why = "; ".join(f"{a}: {answer}" for a, answer in final.items())[:500]
-            count = len(letters) * sum(a in final for a in recipients)  # who is named twice counts twice
-            losses.append(self._lost(Cause.MAIL_REFUSED, count, why))
-        for letter in letters:
-            letter.recipients = later
+            losses.append(self._lost(Cause.MAIL_REFUSED, len(letters) * sum(a in final for a in recipients), why))
+        _take_off(letters, {*recipients} - {*later})
         if blamed:
             self._blame(recipients, refused, final)
         if later:
             why = "; ".join(f"{a}: {refused[a][0]} {refused[a][1]}" for a in later)
-            return losses + self.try_again(letters, why, now, fruitless=len(later) == len(recipients))
-        self._note()
-        self.end(letters, LetterEvent.FINISH)
-        self.not_before = 0.0
+            return losses + self.try_again(letters, later, why, now, fruitless=len(later) == len(recipients))
+        self._finish(letters)
         return losses
 
-    def try_again(self, letters: Sequence[Letter], why: str, now: float, *, fruitless: bool = True) -> list[Loss]:
-        """They are put off, or lost. A try that somebody has got something by, or was refused, is none of the bounded
-        number: it leaves fewer."""
-        tries = letters[0].tries + fruitless
+    def try_again(
+        self, letters: Sequence[Letter], recipients: Sequence[str], why: str, now: float, *, fruitless: bool = True
+    ) -> list[Loss]:
+        """They are put off for these recipients, or lost; others' mail goes on. A try that somebody has got something
+        by, or was refused, is none of the bounded number: it leaves fewer."""
+        tries, losses = letters[0].tries + fruitless, list[Loss]()
         if tries > self._settings.retries:
-            self.not_before = 0.0
-            return [self.lose(letters, Cause.MAIL_UNREACHABLE, f"{tries} tries: {why}"[:500])]
-        for letter in letters:
-            letter.tries = tries
-        self.release(letters)
-        self._note(letters)
-        self.not_before = now + pause_after(tries, self._settings)
-        return []
+            _take_off(letters, recipients)
+            why = f"{tries} tries: {why}"[:500]
+            losses.append(self._lost(Cause.MAIL_UNREACHABLE, len(letters) * len(recipients), why))
+        else:
+            self._pauses.update(dict.fromkeys(recipients, now + pause_after(tries, self._settings)))
+            for letter in letters:
+                letter.tries = tries
+        self._finish(letters)
+        return losses
 
     def release(self, letters: Sequence[Letter]) -> None:
         """They are under way no more: as if they had not been tried."""
+        self._is_trying = False
         for letter in letters:
             letter.happen(LetterEvent.PUT_OFF)
 
@@ -301,6 +320,28 @@ class Outbox:
             self.letters = deque(x for x in self.letters if x.state is not LetterState.GONE)
         self.show()
 
+    @property
+    def _are_all_paused(self) -> bool:
+        return self._pauses.keys() >= {*self.subscription.request.recipients} - self.ledger.suspended.keys()
+
+    def _reached(self, letter: Letter) -> tuple[str, ...]:
+        """Recipients of a letter that are not paused."""
+        return tuple(a for a in letter.recipients if a not in self._pauses)
+
+    def _is_full(self, size: int) -> bool:
+        return self._room.is_full(self._peer, size, len(self.letters), self.size)
+
+    def _held(self) -> Letter | None:
+        """The oldest letter that waits for paused recipients alone, while others get mail."""
+        waiting = () if self._are_all_paused else self.letters
+        return next((x for x in waiting if x.state is LetterState.WAITING and not self._reached(x)), None)
+
+    def _finish(self, letters: Sequence[Letter]) -> None:
+        """A try has ended: those that nobody is left for are gone, the others wait."""
+        self.release(left := [x for x in letters if x.recipients])
+        self._note(left)
+        self.end([x for x in letters if not x.recipients], LetterEvent.FINISH)
+
     def _count_offered(self) -> None:
         """Counted in one step with what becomes of it: who cancels sees both or neither."""
         self.ledger.offered += 1
@@ -346,3 +387,9 @@ class Attempt(NamedTuple):
     def is_open(self) -> bool:
         """Whether it has not been settled, nor its subscription cancelled."""
         return self.letters[0].state is LetterState.TRYING
+
+
+def _take_off(letters: Sequence[Letter], recipients: Collection[str]) -> None:
+    """They are not for these recipients any more."""
+    for letter in letters:
+        letter.recipients = tuple(a for a in letter.recipients if a not in recipients)

@@ -2,16 +2,16 @@
 clock or disk.
 
 Rules:
-- One outbox a subscription, one mail of it under way at a time: its order is kept, also over retries. Outboxes that
-  are ready take turns; with QoS those of the most important contracts first.
+- One outbox a subscription, one mail of it under way at a time: order is kept for each recipient, also over retries.
+  Outboxes that are ready take turns; with QoS those of the most important contracts first.
 - With QoS a letter that has not been handed over when its contract's deadline is reached is lost (deadline); a try that
   is under way by then is not aborted. What waits follows a policy that changes.
 - The unit of account is one object for one recipient. For each subscription, at any time and over restarts:
   offered objects x recipients = mailed + lost (each under one cause) + waiting.
-- SMTP 4xx and an unreachable server: tried again with growing pauses, a bounded number of times. 5xx: lost at once.
-  Each recipient's own answer counts (RFC 5321 4.2.1). One refused so many mails running is suspended: nothing is sent
-  there until the subscription is made again, and each object is a loss of its own cause. One who has unsubscribed is
-  suspended for as long as the subscription stands.
+- SMTP 4xx and an unreachable server: tried again with growing pauses, a bounded number of times; mail to the other
+  recipients goes on. 5xx: lost at once. Each recipient's own answer counts (RFC 5321 4.2.1). One refused so many mails
+  running is suspended: nothing is sent there until the subscription is made again, and each object is a loss of its own
+  cause. One who has unsubscribed is suspended for as long as the subscription stands.
 - Bounded in mails and bytes; one subscription has at most a share of both, and all of one party have one, so that
   those that are put off do not take the room of all others.
 - What is to survive (`durable`) goes out only when it is on disk: `journal` says what to write, `kept` and `not_kept`
@@ -155,9 +155,11 @@ class MailQueue:
             return None
         while (outbox := self._order.pop(now)) is not None:
             if self._is_in_time(outbox, now):
+                letters, recipients = outbox.begin(now)
+                if not letters:
+                    self._schedule(outbox, now)
+                    continue
                 self._under_way.add(outbox)
-                letters = outbox.begin()
-                recipients = letters[0].recipients
                 mails = len(recipients) if self._settings.unsubscribe else 1  # with links one each
                 self.pace.use(mails, now, mails * sum(letter.size for letter in letters))
                 return Attempt(outbox, letters, recipients, outbox.digest_seconds > 0)
@@ -188,21 +190,25 @@ class MailQueue:
         for outbox in self._outboxes.values():
             self._schedule(outbox, now)
 
-    def settle(self, attempt: Attempt, refused: Refused, now: float, *, blamed: bool = True) -> list[Loss]:
+    def settle(
+        self, attempt: Attempt, refused: Refused, now: float, *, blamed: bool = True, is_whole: bool = False
+    ) -> list[Loss]:
         """The server has answered: who is not in `refused` has got it. `blamed`: its refusals speak of recipients or
-        message, and lead to suspension."""
+        message, and lead to suspension. `is_whole`: of the message, so that a digest is divided."""
         if not self._end(attempt):
             return []
         if len(refused) < len(attempt.recipients):
             _meter(attempt, now)
-        losses = attempt.outbox.settle(attempt.letters, refused, now, blamed=blamed)
+        losses = attempt.outbox.settle(attempt, refused, now, blamed=blamed, is_whole=is_whole)
         return losses + self._go_on(attempt.outbox, now)
 
     def put_off(self, attempt: Attempt, why: str, now: float) -> list[Loss]:
         """The server could not be reached, or did not answer: tried again later, or lost."""
         if not self._end(attempt):
             return []
-        return attempt.outbox.try_again(attempt.letters, why, now) + self._go_on(attempt.outbox, now)
+        return attempt.outbox.try_again(attempt.letters, attempt.recipients, why, now) + self._go_on(
+            attempt.outbox, now
+        )
 
     def release(self, attempt: Attempt, now: float) -> list[Loss]:
         """Release an attempt that was aborted."""

@@ -32,6 +32,13 @@ AGAIN: Final = 451
 """As if the server had said so (RFC 5321 4.2.3): for recipients to whom a mail of their own could not be sent any more
 when it could to others."""
 
+LOGIN: Final = 530
+"""We have to log in, or begin TLS, before mail is taken (RFC 4954 6, RFC 3207 4): nothing is said of this mail."""
+
+TOO_MUCH: Final = 552
+"""As an answer to MAIL, or of a mail: too large (RFC 1870). To one of several recipients: too many of them, and to be
+taken as temporary (RFC 5321 4.5.3.1.10)."""
+
 QUIT_SECONDS: Final = 1.0
 """For the server's good-bye."""
 
@@ -54,11 +61,13 @@ class _NotConnectedError(Exception):
 
 
 class MailAnswer(NamedTuple):
-    """Answer of the server to one mail: whom it refused, or why it was not reached. `blamed`: see MailQueue.settle."""
+    """Answer of the server to one mail: whom it refused, or why it was not reached. `blamed`, `is_whole`: see
+    MailQueue.settle."""
 
     refused: Refused = MappingProxyType({})
     unreachable: str = ""
     blamed: bool = True
+    is_whole: bool = False
 
 
 class Reachability:
@@ -137,14 +146,14 @@ class MailServer:
             return MailAnswer(await _within(self._settings.try_seconds, self.send(everybody, message)))
         except aiosmtplib.SMTPRecipientsRefused as exc:
             return MailAnswer({r.recipient: _said(r) for r in exc.recipients})
-        except aiosmtplib.SMTPHeloError as exc:
-            return MailAnswer(unreachable=_printable(f"{exc.code} {exc.message}"))
         except aiosmtplib.SMTPSenderRefused as exc:
-            return MailAnswer(dict.fromkeys(everybody, _said(exc)), blamed=False)
-        except aiosmtplib.SMTPResponseException as exc:
-            return MailAnswer(dict.fromkeys(everybody, _said(exc)))
+            if exc.code == LOGIN:
+                return MailAnswer(unreachable=_why(exc))
+            return MailAnswer(dict.fromkeys(everybody, _said(exc)), blamed=False, is_whole=exc.code == TOO_MUCH)
+        except aiosmtplib.SMTPDataError as exc:
+            return MailAnswer(dict.fromkeys(everybody, _said(exc)), is_whole=True)
         except (_NotConnectedError, aiosmtplib.SMTPException, OSError, ValueError) as exc:
-            return MailAnswer(unreachable=_printable(str(exc) or type(exc).__name__))
+            return MailAnswer(unreachable=_why(exc))
 
     async def send(self, recipients: tuple[str, ...], message: bytes) -> Refused:
         """Send a mail; who was refused, and how. Raises _NotConnectedError and aiosmtplib's errors."""
@@ -155,8 +164,8 @@ class MailServer:
             except (aiosmtplib.SMTPServerDisconnected, ConnectionError):
                 continue  # the server has closed it meanwhile: no failure of the mail's
             except aiosmtplib.SMTPSenderRefused as exc:
-                if exc.code != aiosmtplib.SMTPStatus.domain_unavailable:
-                    raise  # 421: closes the connection, RFC 5321 3.8
+                if exc.code not in (aiosmtplib.SMTPStatus.domain_unavailable, LOGIN):
+                    raise  # 421: closes the connection, RFC 5321 3.8; LOGIN: ours is over
         return await self._send(await self._connect(), recipients, message)
 
     async def _send(self, client: aiosmtplib.SMTP, recipients: tuple[str, ...], message: bytes) -> Refused:
@@ -164,15 +173,16 @@ class MailServer:
         try:
             refused, _ = await client.sendmail(self._settings.sender, list(recipients), message)
             usable = True
-        except (aiosmtplib.SMTPResponseException, aiosmtplib.SMTPRecipientsRefused):
-            usable = True  # an answer, and the envelope is reset
+        except (aiosmtplib.SMTPResponseException, aiosmtplib.SMTPRecipientsRefused) as exc:
+            usable = getattr(exc, "code", 0) != LOGIN  # an answer, and the envelope is reset
             raise
         finally:
             if usable and client.is_connected:
                 self._idle.append((time.monotonic(), client))
             else:
                 self._drop(client)
-        return {address: _said(answer) for address, answer in refused.items()}
+        said = {address: _said(answer) for address, answer in refused.items()}
+        return {a: (AGAIN if code == TOO_MUCH else code, text) for a, (code, text) in said.items()}
 
     async def _connect(self) -> aiosmtplib.SMTP:
         settings = self._settings
@@ -190,7 +200,7 @@ class MailServer:
         try:
             await client.connect()
         except (aiosmtplib.SMTPException, OSError, ValueError) as exc:
-            raise _NotConnectedError(str(exc) or type(exc).__name__) from exc
+            raise _NotConnectedError(_why(exc)) from exc
         self._name = client.local_hostname  # asking the resolver for it once is enough
         self.open += 1
         return client
@@ -248,6 +258,13 @@ async def _within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
 def _said(answer: aiosmtplib.SMTPResponse | aiosmtplib.SMTPResponseException) -> tuple[int, str]:
     """Code and text of an answer."""
     return answer.code, _printable(answer.message)
+
+
+def _why(exc: Exception) -> str:
+    """Why nobody was reached, in the server's words where it has said any."""
+    if isinstance(exc, aiosmtplib.SMTPResponseException):
+        return _printable(f"{exc.code} {exc.message}")
+    return _printable(str(exc) or type(exc).__name__)
 
 
 def _printable(text: str) -> str:

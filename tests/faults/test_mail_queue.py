@@ -53,14 +53,17 @@ class Server:
         """So many connections are cut inside the next messages, or after their end."""
         self.raw = b""
         """Answer to RCPT as it is."""
-        self.one_each = False
-        """A connection takes one mail."""
+        self.one_each, self.enough, self.taken = False, "421 enough", 0
+        """A connection takes one mail (fewer those that are taken), and says so to the next."""
+        self.most = 1_000
+        """Recipients of a mail; to others it says 552."""
         self.answer_rcpt: Callable[[str], str] = lambda _address: "250 OK"
         self.answer_data: Callable[[int], str] = lambda _tries: "250 OK"
+        self.answer_message: Callable[[Any], str] = lambda _message: "250 OK"
 
     async def handle_MAIL(self, _server: Any, session: Any, envelope: Any, address: str, options: Any) -> str:  # noqa: N802
-        if self.one_each and getattr(session, "mails", 0):
-            return "421 enough"
+        if self.one_each and getattr(session, "mails", self.taken):
+            return self.enough
         session.mails = getattr(session, "mails", 0) + 1
         envelope.mail_from, envelope.mail_options = address, options
         return "250 OK"
@@ -68,7 +71,7 @@ class Server:
     async def handle_RCPT(self, _server: Any, _session: Any, envelope: Any, address: str, _options: Any) -> str:  # noqa: N802
         while self.silent_for and address.startswith(self.silent_for):
             await asyncio.sleep(0.01)
-        answer = self.answer_rcpt(address)
+        answer = self.answer_rcpt(address) if len(envelope.rcpt_tos) < self.most else "552 5.5.3 too many recipients"
         if answer.startswith("2"):
             envelope.rcpt_tos.append(address)
         return answer
@@ -80,9 +83,11 @@ class Server:
         while self.hold:
             await asyncio.sleep(0.01)
         self.under_way -= 1
+        message = message_from_bytes(envelope.content, policy=email.policy.default)
         answer = self.answer_data(self.tries)
         if answer.startswith("2"):
-            message = message_from_bytes(envelope.content, policy=email.policy.default)
+            answer = self.answer_message(message)
+        if answer.startswith("2"):
             self.mails.append((tuple(envelope.rcpt_tos), message))
         if self.dies_after:
             self.dies_after -= 1
@@ -443,6 +448,67 @@ def test_421_on_a_connection_that_was_good_before_costs_no_try(
     # Expect all of it, and a connection each
     eventually(lambda: one.mailed == 3)
     assert (server.connected, here.lost) == (3, {})
+
+
+def test_a_login_that_is_over_costs_no_mail(
+    server: Server, office: Callable[..., Office], eventually: Callable[..., Any]
+) -> None:
+    # Given a server that wants a new login for each mail, and mail that may not be tried again
+    server.one_each, server.enough = True, "530 5.7.0 Authentication required"
+    here = office(retries=0)
+    one = here.subscribe("one", "one@x.org")
+    for _ in range(3):
+        here.publish(one)
+    # Expect all of it, and a connection each
+    eventually(lambda: one.mailed == 3)
+    assert (server.connected, here.lost) == (3, {})
+
+
+def test_mail_waits_while_the_server_wants_a_login_that_there_is_not(
+    server: Server, office: Callable[..., Office], eventually: Callable[..., Any]
+) -> None:
+    # Given a server that takes no mail without a login
+    server.one_each, server.enough = True, "530 5.7.0 Authentication required"
+    server.taken = 1
+    here = office(retries=1_000)
+    one = here.subscribe("one", "one@x.org")
+    here.publish(one)
+    # Expect its words to be told, and the mail to come when it takes mail again
+    eventually(lambda: here.mail.status().away == "530 5.7.0 Authentication required", what=here.mail.status)
+    server.one_each = False
+    eventually(lambda: one.mailed == 1)
+    assert here.lost == {}
+
+
+def test_too_many_recipients_for_the_server_are_put_off_whichever_code_says_so(
+    server: Server, office: Callable[..., Office], eventually: Callable[..., Any]
+) -> None:
+    # Given a server that takes two recipients a mail, and says 552 to more (RFC 5321 4.5.3.1.10)
+    server.most = 2
+    here = office()
+    one = here.subscribe("one", *(f"{n}@x.org" for n in range(5)))
+    here.publish(one)
+    # Expect all to get it
+    eventually(lambda: one.mailed == 5, what=lambda: here.lost)
+    assert [len(to) for to, _ in server.mails] == [2, 2, 1]
+    # When it says so of a single one; Expect a mail that is refused
+    server.most = 0
+    here.publish(one)
+    eventually(lambda: here.lost == {Cause.MAIL_REFUSED: 5}, what=lambda: here.lost)
+
+
+def test_a_digest_that_is_too_large_for_the_server_goes_in_several(
+    server: Server, office: Callable[..., Office], eventually: Callable[..., Any]
+) -> None:
+    # Given a server that refuses mails of more than two objects
+    server.answer_message = lambda message: "552 5.3.4 too large" if len(list(message.walk())) > 4 + 2 * 4 else "250 OK"
+    here = office(digest_objects=6)
+    one = here.subscribe("one", "one@x.org", digest="60")
+    for _ in range(6):
+        here.publish(one)
+    # Expect all of them
+    eventually(lambda: one.mailed == 6, what=lambda: (here.lost, server.tries))
+    assert here.lost == {}
 
 
 @pytest.mark.parametrize("where", ["inside", "after"])

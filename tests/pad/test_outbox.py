@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any
 
 import msgspec
+import pytest
 
 from jbi_pubsub.core.config import MailSection
 from jbi_pubsub.core.info_object import Cause
@@ -190,6 +191,93 @@ def test_a_try_that_leaves_fewer_recipients_is_none_of_the_bounded_number() -> N
         losses = queue.settle(taken(queue, now), {"d@x": (451, "later")}, now)
         assert bool(losses) == last
         now += 60.0
+
+
+def test_a_recipient_who_is_put_off_holds_nobody_else_up_and_gets_all_in_order() -> None:
+    # Given three mails to two, of whom one has a full mailbox
+    one = subscription("one", "a@x", "full@x")
+    queue = queue_of(one)
+    for name in ("first", "second", "third"):
+        queue.offer(one, content(name), 0.0)
+    full = {"full@x": (452, "mailbox full")}
+    assert queue.settle(taken(queue, 0.0), full, 0.0) == []
+    # Expect the other one to get the next ones at once
+    for name in ("second", "third"):
+        attempt = taken(queue, 0.0)
+        assert (names(attempt), attempt.recipients) == ([name], ("a@x",))
+        queue.settle(attempt, {}, 0.0)
+    assert (one.mailed, queue.take(0.9), queue.next_due()) == (3, None, 1.0)
+    # When it is put off again, and then takes mail; Expect its pause to grow, and each mail in order
+    attempt = taken(queue, 1.0)
+    assert (names(attempt), attempt.recipients) == (["first"], ("full@x",))
+    queue.settle(attempt, full, 1.0)
+    assert queue.next_due() == 2.0
+    for name in ("first", "second", "third"):
+        attempt = taken(queue, 2.0)
+        assert (names(attempt), attempt.recipients) == ([name], ("full@x",))
+        queue.settle(attempt, {}, 2.0)
+    assert (one.mailed, one.lost, queue.room.waiting) == (6, Counter(), 0)
+
+
+def test_a_mail_is_given_up_for_the_recipient_who_is_put_off_too_often_and_for_nobody_else() -> None:
+    # Given a mail that one recipient has got, and two are put off at other times
+    one = subscription("one", "a@x", "b@x", "c@x")
+    queue = queue_of(one)
+    queue.offer(one, content("first"), 0.0)
+    queue.settle(taken(queue, 0.0), {"b@x": (451, "later"), "c@x": (452, "full")}, 0.0)
+    queue.settle(taken(queue, 1.0), {"b@x": (550, "gone"), "c@x": (452, "full")}, 1.0)
+    # When one is put off as often as is allowed; Expect one loss, and the next mail to have its own tries
+    queue.offer(one, content("second"), 1.0)
+    queue.settle(taken(queue, 1.0), {}, 1.0)
+    losses, now = list[Loss](), 1.0
+    while not losses:
+        now = queue.next_due()
+        losses = queue.settle(taken(queue, now), {"c@x": (452, "full")}, now)
+    assert [(loss.cause, loss.amount, loss.why) for loss in losses] == [
+        (Cause.MAIL_UNREACHABLE, 1, "3 tries: c@x: 452 full")
+    ]
+    assert names(taken(queue, now)) == ["second"]
+
+
+def test_mail_that_is_held_up_for_one_recipient_makes_room_for_mail_to_the_others() -> None:
+    # Given as many mails as a subscription may have, which wait for one of two recipients
+    one = subscription("one", "a@x", "full@x")
+    queue = queue_of(one)
+    for n in range(10):
+        queue.offer(one, content(str(n)), 0.0)
+    for n in range(10):
+        queue.settle(taken(queue, 0.0), {} if n else {"full@x": (452, "full")}, 0.0)
+    assert (one.mail_waiting, one.mailed) == (10, 10)
+    # When another one comes; Expect the oldest to be given up for it
+    [loss] = queue.offer(one, content("new"), 0.0)
+    assert (loss.cause, loss.amount, one.mail_waiting) == (Cause.MAIL_UNREACHABLE, 1, 10)
+    attempt = taken(queue, 0.0)
+    assert (names(attempt), attempt.recipients) == (["new"], ("a@x",))
+    # When nobody gets mail; Expect what waits to stay, and what is new to be lost
+    queue.put_off(attempt, "away", 0.0)
+    [loss] = queue.offer(one, content("newer"), 0.0)
+    assert (loss.cause, loss.amount) == (Cause.QUEUE_OVERFLOW, 2)
+
+
+@pytest.mark.parametrize("bad", ["0", "1", "3"])
+def test_a_digest_that_the_server_refuses_is_divided_until_only_what_it_refuses_is_lost(bad: str) -> None:
+    # Given a digest of four objects, and a server that refuses each mail with one of them
+    one = subscription(digest=60)
+    queue = queue_of(one)
+    for n in range(4):
+        queue.offer(one, content(str(n)), 0.0)
+    came, losses = list[str](), list[Loss]()
+    while (attempt := queue.take(1.0)) is not None:
+        is_bad = bad in names(attempt)
+        losses += queue.settle(attempt, {"a@x": (554, "content")} if is_bad else {}, 1.0, is_whole=is_bad)
+        came += [] if is_bad else names(attempt)
+    # Expect the others, in order, and the one lost
+    assert came == [n for n in "0123" if n != bad]
+    assert [(loss.cause, loss.amount) for loss in losses] == [(Cause.MAIL_REFUSED, 1)]
+    # When the next four come; Expect a digest of four again
+    for n in range(4):
+        queue.offer(one, content(str(n)), 2.0)
+    assert len(names(taken(queue, 2.0))) == 4
 
 
 def test_a_recipient_that_is_named_twice_counts_once_whatever_becomes_of_it() -> None:
