@@ -15,7 +15,7 @@ from typing import Any, Final
 import click
 
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import AccessDeniedError, ConfigurationError, JbiError
+from jbi_pubsub.core.errors import AccessDeniedError, ConfigurationError, JbiError, LookupNotFoundError
 from jbi_pubsub.core.info_object import Cause, InfoObject
 from jbi_pubsub.core.quality import Wish
 from jbi_pubsub.core.spool import COPIED_BYTES
@@ -152,7 +152,7 @@ def subscribe(given: _Subscribe) -> int:
         if wish is not None:
             _tell_granted(adapter, uid, wish)
         if given.recipients:
-            matched = adapter.wait_matched(uid, 1, 3.0)
+            matched = _mailing(adapter, uid, config)
             facts = {"subscription": uid, "delegates": matched, "lease": config.lease.mail}
             text = f"e-mail subscription {uid} at {counted(matched, 'delegate')}, lease {config.lease.mail:g} s"
             given.tell(facts, text)
@@ -195,6 +195,17 @@ def enough(seen: int, count: int | None, why: str = "") -> int:
         return 0
     click.echo(printable(f"jbi: {seen} of {counted(count, 'object')} came in time{why and f': {why}'}"), err=True)
     return 1
+
+
+def _mailing(adapter: SubscriberAdapter, uid: SubscriptionUid, config: Config) -> int:
+    """The number of delegates that send its mail. Raises LookupNotFoundError where there is none: nobody would remember
+    the subscription when this command has ended; AccessDeniedError."""
+    if not (matched := adapter.wait_matched(uid, 1, 3.0)):
+        _check_let_in(adapter, uid, config)
+        adapter.cancel_subscription(uid)
+        hint = "Start one (`jbi pad NAME LOCATION`), and subscribe again; `jbi services` shows those that are there"
+        raise LookupNotFoundError("no delegate has the e-mail subscription, so that nothing would be sent", hint=hint)
+    return matched
 
 
 def _check_let_in(adapter: SubscriberAdapter, uid: SubscriptionUid, config: Config) -> None:

@@ -25,8 +25,9 @@ from typing import Final
 import msgspec
 
 from jbi_pubsub.core.config import MailSection
+from jbi_pubsub.core.errors import AddressError
 from jbi_pubsub.core.info_object import InfoObject
-from jbi_pubsub.core.xml import looks_like_xml
+from jbi_pubsub.core.xml import looks_like_xml, read_metadata, to_bytes
 from jbi_pubsub.pad.model.subscription import Subscription, shown_entry
 from jbi_pubsub.protocol.mail_links import check_base, link
 from jbi_pubsub.protocol.requests import SubscriptionRequest, check_recipients
@@ -34,7 +35,7 @@ from jbi_pubsub.protocol.requests import SubscriptionRequest, check_recipients
 _CONTROLS: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 """Characters that no text has: metadata need not be XML."""
 READABLE_METADATA: Final = 16 << 10
-"""Bytes of the metadata that stand in the body; the attachment always has all of them."""
+"""Bytes of the metadata that stand in the body, in UTF-8; the attachment always has all of them."""
 
 LINE: Final = 76
 """Characters of a base64 line (RFC 2045 6.8)."""
@@ -78,8 +79,8 @@ def compose(obj: InfoObject, payload: bytes, *, number: int, sender: str) -> Con
         "",
         "",
     )
-    readable = _CONTROLS.sub("\ufffd", obj.metadata[:READABLE_METADATA].decode("utf-8", errors="replace"))
-    parts = [_text(f"{obj.type}\n\n{readable}\n"), _attachment(obj.metadata, "application/xml", "metadata.xml")]
+    readable = f"{obj.type}\n\n{_readable(obj.metadata)}\n"
+    parts = [_text(readable), _attachment(obj.metadata, "application/xml", "metadata.xml")]
     if payload:
         xml = looks_like_xml(payload)
         kind, name = ("application/xml", "payload.xml") if xml else ("application/octet-stream", "payload.bin")
@@ -175,7 +176,10 @@ class MailComposer:
     def __init__(self, settings: MailSection, ahead: Callable[[], float], first: int) -> None:
         """`ahead`: see WallClock, of our clock; contents are numbered from `first`. Raises AddressError,
         ConfigurationError."""
-        (self._sender,) = check_recipients((settings.sender,))
+        try:
+            (self._sender,) = check_recipients((settings.sender,))
+        except AddressError as exc:
+            raise AddressError(f"[mail] sender: {exc.message}", hint=exc.hint, address=settings.sender) from exc
         self._domain = self._sender.rpartition("@")[2]
         self._base = check_base(settings.unsubscribe)
         self._ahead = ahead
@@ -261,6 +265,18 @@ def _text(text: str) -> bytes:
     lines = "\r\n".join(text.splitlines()) + "\r\n"
     head = 'Content-Type: text/plain; charset="utf-8"\r\nContent-Transfer-Encoding: quoted-printable\r\n\r\n'
     return head.encode("ascii") + binascii.b2a_qp(lines.encode("utf-8"), istext=True)
+
+
+def _readable(metadata: bytes) -> str:
+    """Metadata as a person reads them, in whatever encoding they are; the first of them, which is told."""
+    try:
+        text = metadata.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        root = read_metadata(metadata)
+        text = (to_bytes(root) if root is not None else metadata).decode(errors="replace")
+    shown = _CONTROLS.sub("\ufffd", text.encode()[:READABLE_METADATA].decode(errors="ignore"))
+    left = len(text) - len(shown)
+    return f"{shown}\n\n[{left:,} more characters are in metadata.xml]" if left else shown
 
 
 def _attachment(data: bytes, kind: str, name: str) -> bytes:

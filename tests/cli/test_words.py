@@ -538,6 +538,14 @@ def test_one_is_not_many(flags: list[str], federation: Any, said: Callable[..., 
     )
 
 
+def test_an_email_subscription_that_no_delegate_has_is_an_error(flags: list[str], said: Callable[..., Any]) -> None:
+    # Given a lookup service, and no delegate
+    answer = said(*flags, "subscribe", "--email", "a@example.org", "--type", "Intel_Imagery")
+    # Expect no id and no lease of what nobody has
+    assert (answer.code, answer.out) == (1, "")
+    assert answer.err.splitlines()[-1].startswith("jbi: no delegate has the e-mail subscription, so that nothing")
+
+
 @pytest.mark.parametrize("option", ["--predicate", "--filter"])
 def test_a_malformed_xpath(option: str, flags: list[str], said: Callable[..., Any]) -> None:
     answer = said(*flags, "subscribe", "--type", "x", option, "//lat >")

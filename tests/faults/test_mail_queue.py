@@ -412,7 +412,7 @@ def test_an_idle_connection_is_closed(
 
 
 def test_a_sender_that_is_no_address_is_refused_at_once(server: Server) -> None:
-    with pytest.raises(AddressError):
+    with pytest.raises(AddressError, match=r"^\[mail\] sender: 'nobody at all' is not exactly one plain"):
         Office(server, sender="nobody at all")
 
 

@@ -203,3 +203,28 @@ def test_metadata_that_are_no_text_leave_no_control_characters_in_the_body() -> 
     text = body.get_content()
     assert "31m" in text
     assert not {each for each in text if not each.isprintable()} - set("\r\n\t")
+
+
+@pytest.mark.parametrize("encoding", ["iso-8859-1", "utf-16", "windows-1252", "utf-8", "utf-8-sig"])
+def test_metadata_are_readable_in_whatever_encoding_they_are(encoding: str) -> None:
+    name = encoding.removesuffix("-sig")
+    metadata = f"<?xml version='1.0' encoding='{name}'?>\n<Ort>K\u00f6ln</Ort>".encode(encoding)
+    message = read(single(compose(made(metadata), b"", number=1, sender=SENDER), "subscription-1", "example.org"))
+    body = message.get_body(("plain",))
+    assert body is not None
+    text = body.get_content()
+    assert "<Ort>K\u00f6ln</Ort>" in text
+    assert "\ufeff" not in text
+    assert attached(message) == [metadata]
+
+
+def test_metadata_that_are_too_long_to_read_say_where_the_rest_is() -> None:
+    # Given metadata whose sixteen KiB end within a character
+    metadata = ("<m>" + "\u00f6" * 20_000 + "</m>").encode()
+    message = read(single(compose(made(metadata), b"", number=1, sender=SENDER), "subscription-1", "example.org"))
+    body = message.get_body(("plain",))
+    assert body is not None
+    text = str(body.get_content())
+    assert text.count("\u00f6") == 8_190
+    assert "[11,814 more characters are in metadata.xml]" in text
+    assert "\ufffd" not in text
