@@ -104,9 +104,15 @@ class Coverage:
         """Raises SchemaError if a path of the marks file names nothing, or nothing invariant is left."""
         for path, text in {**(self._wanted or {}), **self._unwanted}.items():
             if path not in self._used:
+                hint = f"Document element: {root}; elements met on the way: {some(met)}"
+                if not path[0].startswith("{") and root.endswith(f"}}{path[0]}"):
+                    uri = root[1:].partition("}")[0]
+                    hint = (
+                        f'Its elements are in a namespace: add "namespaces": {{"p": "{uri}"}}, and write /p:{path[0]}'
+                    )
                 raise SchemaError(
                     f"the marks file names {text}, which does not exist or lies below a variant element",
-                    hint=f"Document element: {root}; elements met on the way: {some(met)}",
+                    hint=hint,
                     path=text,
                 )
 

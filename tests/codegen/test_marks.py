@@ -135,6 +135,20 @@ def test_a_marks_file_that_names_nothing_is_refused(make, marks, problem):
     assert refused.value.hint
 
 
+def test_a_marks_file_without_the_namespace_of_its_schema_is_told_so(make):
+    # Given a schema with a namespace, and a path that names its document element without
+    schema = b"""<xs:schema xmlns:xs="http://www.w3.org/2001/XMLSchema" targetNamespace="urn:track"
+        elementFormDefault="qualified"><xs:element name="track"><xs:complexType>
+        <xs:attribute name="creator"/></xs:complexType></xs:element></xs:schema>"""
+    marks = {"root": "track", "invariant": ["/track/@creator"]}
+    with pytest.raises(SchemaError) as refused:
+        open_type(read_bundle(schema, marks=json.dumps(marks).encode()))
+    # Expect what is to be written, which is right
+    assert '"namespaces": {"p": "urn:track"}, and write /p:track' in refused.value.hint
+    marks = {"root": "track", "namespaces": {"p": "urn:track"}, "invariant": ["/p:track/@creator"]}
+    assert leaves(open_type(read_bundle(schema, marks=json.dumps(marks).encode())))
+
+
 def test_a_marks_file_may_say_that_nothing_is_invariant(make):
     found = make.type(make.root(LEAF.format("a")), invariant=[])
     assert leaves(found) == []
