@@ -58,6 +58,22 @@ head.setAttribute("aria-sort",down?"descending":"ascending");table.tBodies[0].ap
 
 Kind = Literal["text", "integer", "number"]
 Value = str | int | float
+Columns = tuple[tuple[str, Kind], ...]
+
+
+def texts(*names: str) -> Columns:
+    """Columns of texts."""
+    return tuple((name, "text") for name in names)
+
+
+def integers(*names: str) -> Columns:
+    """Columns of whole numbers."""
+    return tuple((name, "integer") for name in names)
+
+
+def numbers(*names: str) -> Columns:
+    """Columns of numbers."""
+    return tuple((name, "number") for name in names)
 
 
 class ResultTable(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +81,7 @@ class ResultTable(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     title: str
-    columns: tuple[tuple[str, Kind], ...]
+    columns: Columns
     rows: tuple[tuple[Value, ...], ...]
     note: str = ""
 

@@ -24,7 +24,7 @@ from jbi_pubsub.core.errors import StudyError
 from jbi_pubsub.core.values import converted
 from jbi_pubsub.spark import page, plots, report
 from jbi_pubsub.spark.dataset import Reject
-from jbi_pubsub.spark.page import ResultTable, Value
+from jbi_pubsub.spark.page import ResultTable, Value, texts
 from jbi_pubsub.spark.plots import Plot
 
 FORMAT: Final = "jbi-result-1"
@@ -139,7 +139,7 @@ def _rejected(rejects: Sequence[Reject]) -> ResultTable:
     return ResultTable(
         name="rejects",
         title="What could not be read",
-        columns=(("table", "text"), ("row", "text"), ("reason", "text")),
+        columns=texts("table", "row", "reason"),
         rows=tuple((each.table, each.row, each.reason) for each in rejects),
         note="Nothing of these is counted anywhere else. Of many, the first by row are here.",
     )

@@ -28,7 +28,7 @@ from jbi_pubsub.core.xml import MAX_XML_PAYLOAD_BYTES
 from jbi_pubsub.spark import dataset, report, session
 from jbi_pubsub.spark.dataset import Contracts, PublicationRow, Reject
 from jbi_pubsub.spark.judging import Judge, MatchedRow, Sums, TaskSums, judged, pack
-from jbi_pubsub.spark.page import ResultTable
+from jbi_pubsub.spark.page import ResultTable, integers, numbers, texts
 from jbi_pubsub.spark.result import Result, StudyRun, page_of
 
 if TYPE_CHECKING:
@@ -226,16 +226,13 @@ def told(state: State) -> Result:
         tables=(
             ResultTable(
                 name="windows", title="Windows, the latest first", note="Times are UTC.",
-                columns=(
-                    ("window", "text"), ("state", "text"), ("publications", "integer"), ("a_second", "number"),
-                    ("deliveries", "integer"), ("fan_out", "number"), ("for_nobody", "integer"), ("most", "integer"),
-                    ("bytes", "integer"), ("unreadable", "integer"),
-                ),
+                columns=texts("window", "state") + integers("publications") + numbers("a_second")
+                + integers("deliveries") + numbers("fan_out") + integers("for_nobody", "most", "bytes", "unreadable"),
                 rows=rows,
             ),
             ResultTable(
                 name="hottest", title="Subscriptions that get most, of the last windows",
-                columns=(("window", "text"), ("subscription", "text"), ("deliveries", "integer")), rows=hot,
+                columns=texts("window", "subscription") + integers("deliveries"), rows=hot,
             ),
         ),
     )  # fmt: skip

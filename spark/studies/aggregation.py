@@ -16,7 +16,7 @@ from jbi_pubsub.protocol.entries import InformationType
 from jbi_pubsub.protocol.wanted import PREDICATES_MOST, PREDICATES_TEXT, TYPES_MOST
 from jbi_pubsub.spark.dataset import SubscriptionRow, hashed
 from jbi_pubsub.spark.judging import Judge, MatchedRow, RowMatcher, TaskSums, contents
-from jbi_pubsub.spark.page import ResultTable, Value
+from jbi_pubsub.spark.page import ResultTable, Value, integers
 from jbi_pubsub.spark.passes import Passed
 from jbi_pubsub.spark.plots import Plot, Series
 from jbi_pubsub.spark.result import Result
@@ -101,7 +101,7 @@ def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Valu
             ResultTable(
                 name="domains",
                 title="Domains",
-                columns=tuple((name, "integer") for name in COLUMNS),
+                columns=integers(*COLUMNS),
                 rows=rows,
                 note=NOTE,
             ),

@@ -8,7 +8,7 @@ from typing import Final
 
 from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.spark.judging import Judge, MatchedRow, TaskSums, contents, has_unknown
-from jbi_pubsub.spark.page import ResultTable, Value
+from jbi_pubsub.spark.page import ResultTable, Value, integers, numbers, texts
 from jbi_pubsub.spark.passes import Passed
 from jbi_pubsub.spark.plots import Plot, Series
 from jbi_pubsub.spark.result import Result
@@ -103,22 +103,14 @@ def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Valu
             ResultTable(
                 name="subscribers",
                 title="Bytes of each subscriber",
-                columns=(
-                    ("subscriber", "text"),
-                    *((stage, "integer") for stage in STAGES),
-                    *((f"fits_{rate}", "number") for rate in rates),
-                ),
+                columns=texts("subscriber") + integers(*STAGES) + numbers(*(f"fits_{rate}" for rate in rates)),
                 rows=rows,
                 note="fits_N: the share of the compressed bytes that a link of N bit/s takes in that time.",
             ),
             ResultTable(
                 name="links",
                 title="Subscribers whose load fits a link of its own",
-                columns=(
-                    ("bits_per_second", "integer"),
-                    *((stage, "integer") for stage in STAGES),
-                    ("share", "number"),
-                ),
+                columns=integers("bits_per_second", *STAGES) + numbers("share"),
                 rows=tuple((rate, *link) for rate, link in zip(rates, links, strict=True)),
                 note="share: of all compressed bytes, what fits.",
             ),

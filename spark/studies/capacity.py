@@ -18,7 +18,7 @@ import msgspec
 
 from jbi_pubsub.core.errors import StudyError
 from jbi_pubsub.spark.judging import Judge, MatchedRow, TaskSums
-from jbi_pubsub.spark.page import ResultTable, Value
+from jbi_pubsub.spark.page import ResultTable, Value, integers, numbers
 from jbi_pubsub.spark.passes import Passed
 from jbi_pubsub.spark.plots import Plot, Series
 from jbi_pubsub.spark.result import Result
@@ -152,17 +152,10 @@ def _table(rows: Sequence[Row]) -> ResultTable:
     return ResultTable(
         name="forecast",
         title="Over the years",
-        columns=(
-            ("year", "number"),
-            ("publishers", "number"),
-            ("objects_per_second", "number"),
-            ("subscriptions", "number"),
-            ("deliveries_per_second", "number"),
-            ("mbit_per_second_out", "number"),
-            ("delegates_p10", "integer"),
-            ("delegates_p50", "integer"),
-            ("delegates_p90", "integer"),
-        ),
+        columns=numbers(
+            "year", "publishers", "objects_per_second", "subscriptions", "deliveries_per_second", "mbit_per_second_out"
+        )
+        + integers("delegates_p10", "delegates_p50", "delegates_p90"),
         rows=tuple(rows),
         note=f"Costs are of this machine, measured in this run. Not in them: {NOT_IN_IT}.",
     )

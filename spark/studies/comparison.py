@@ -9,7 +9,7 @@ from typing import Final
 
 from jbi_pubsub.core.errors import StudyError
 from jbi_pubsub.spark import report, result
-from jbi_pubsub.spark.page import ResultTable
+from jbi_pubsub.spark.page import ResultTable, numbers, texts
 from jbi_pubsub.spark.plots import Plot, Series
 from jbi_pubsub.spark.result import Result, StudyRun
 
@@ -41,7 +41,7 @@ def compare(before: Path, after: Path) -> Result:
             ResultTable(
                 name="numbers",
                 title="Numbers",
-                columns=(("number", "text"), ("before", "number"), ("after", "number"), ("change_percent", "number")),
+                columns=texts("number") + numbers("before", "after", "change_percent"),
                 rows=tuple(rows),
                 note="-: not in one of them, or the share of nothing.",
             ),

@@ -13,7 +13,7 @@ from typing import Final
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.lookup.index import TemplateIndex
 from jbi_pubsub.spark.dataset import Contracts
-from jbi_pubsub.spark.page import ResultTable
+from jbi_pubsub.spark.page import ResultTable, integers, numbers, texts
 from jbi_pubsub.spark.plots import Plot, Series
 from jbi_pubsub.spark.result import Result
 from jbi_pubsub.spark.studies.study import share
@@ -96,7 +96,7 @@ def _templates(groups: Mapping[Entries, int], matched: Mapping[Entries, int], re
     return ResultTable(
         name="templates",
         title="Templates by the registrations that they match",
-        columns=(("template", "text"), ("subscriptions", "integer"), ("registrations", "integer"), ("share", "number")),
+        columns=texts("template") + integers("subscriptions", "registrations") + numbers("share"),
         rows=tuple(rows[:ROWS_MOST]),
         note=f"Those with a share above {HOT:g} are hot: predicates alone decide there.",
     )
@@ -111,10 +111,7 @@ def _registrations(contracts: Contracts, matched: Mapping[Entries, int]) -> Resu
     return ResultTable(
         name="registrations",
         title="Registrations by the subscriptions that match them",
-        columns=(
-            *((name, "text") for name in ("registration", "publisher", "type", "delegate")),
-            ("subscriptions", "integer"),
-        ),
+        columns=texts("registration", "publisher", "type", "delegate") + integers("subscriptions"),
         rows=tuple(rows[:ROWS_MOST]),
     )
 

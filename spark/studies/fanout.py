@@ -8,7 +8,7 @@ from typing import Final
 
 from jbi_pubsub.spark.dataset import RegistrationRow, hashed
 from jbi_pubsub.spark.judging import MANY, Judge, MatchedRow, TaskSums, contents, has_unknown
-from jbi_pubsub.spark.page import ResultTable, Value
+from jbi_pubsub.spark.page import ResultTable, Value, integers, texts
 from jbi_pubsub.spark.passes import Passed
 from jbi_pubsub.spark.plots import Plot, Series
 from jbi_pubsub.spark.result import Result
@@ -171,7 +171,7 @@ def _fanout(spread: Mapping[int, int]) -> ResultTable:
     return ResultTable(
         name="fanout",
         title="Objects by their number of deliveries",
-        columns=(("deliveries", "integer"), ("objects", "integer")),
+        columns=integers("deliveries", "objects"),
         rows=tuple(sorted(spread.items())),
     )
 
@@ -187,13 +187,7 @@ def _subscriptions(passed: Passed, judge: Judge) -> ResultTable:
     return ResultTable(
         name="subscriptions",
         title="Subscriptions by what they get",
-        columns=(
-            ("subscription", "text"),
-            ("subscriber", "text"),
-            ("predicate", "text"),
-            ("objects", "integer"),
-            ("bytes", "integer"),
-        ),
+        columns=texts("subscription", "subscriber", "predicate") + integers("objects", "bytes"),
         rows=tuple(rows),
     )
 
@@ -204,7 +198,7 @@ def _subscribers(passed: Passed) -> ResultTable:
     return ResultTable(
         name="subscribers",
         title="Subscribers by what goes over their link",
-        columns=(("subscriber", "text"), ("objects", "integer"), ("bytes", "integer")),
+        columns=texts("subscriber") + integers("objects", "bytes"),
         rows=tuple(found),
         note="An object for several subscriptions of a subscriber is counted once, or once for each payload that their "
         "filters leave of it.",
@@ -227,13 +221,7 @@ def _delegates(work: Mapping[str, int], loads: Sequence[_Load], registrations: M
     return ResultTable(
         name="delegates",
         title="Delegates as they are",
-        columns=(
-            ("delegate", "text"),
-            ("registrations", "integer"),
-            ("objects", "integer"),
-            ("deliveries", "integer"),
-            ("bytes", "integer"),
-        ),
+        columns=texts("delegate") + integers("registrations", "objects", "deliveries", "bytes"),
         rows=tuple(rows),
     )
 
@@ -243,17 +231,17 @@ def _hot(passed: Passed) -> ResultTable:
     return ResultTable(
         name="hottest",
         title="Objects with most deliveries",
-        columns=(("object", "text"), ("type", "text"), ("deliveries", "integer")),
+        columns=texts("object", "type") + integers("deliveries"),
         rows=tuple((*text.split(MANY, 1), _RANKS - rank) for rank, text in kept),
     )
 
 
 def _assigned(loads: Sequence[_Load], assignments: Mapping[str, Mapping[str, str]]) -> ResultTable:
-    columns = tuple((name.replace(" ", "_"), "integer") for name in assignments)
+    columns = (name.replace(" ", "_") for name in assignments)
     return ResultTable(
         name="assignment",
         title="Registrations distributed again",
-        columns=(("registration", "text"), ("publisher", "text"), ("type", "text"), ("work", "integer"), *columns),  # type: ignore[arg-type]  # the kinds are literals
+        columns=texts("registration", "publisher", "type") + integers("work", *columns),
         rows=tuple(
             (
                 load.registration,

@@ -13,7 +13,7 @@ from jbi_pubsub.core.xml import Element, parse_metadata
 from jbi_pubsub.core.xpath import ExaminedCondition, examine
 from jbi_pubsub.spark.dataset import hashed
 from jbi_pubsub.spark.judging import MANY, Judge, MatchedRow, RowMatcher, TaskSums
-from jbi_pubsub.spark.page import ResultTable, Value
+from jbi_pubsub.spark.page import ResultTable, Value, integers, texts
 from jbi_pubsub.spark.passes import Passed
 from jbi_pubsub.spark.plots import Plot, Series
 from jbi_pubsub.spark.result import Result
@@ -94,13 +94,7 @@ def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Valu
             ResultTable(
                 name="constant",
                 title="Elements that never change within a registration",
-                columns=(
-                    ("type", "text"),
-                    ("path", "text"),
-                    ("registrations", "integer"),
-                    ("values", "integer"),
-                    ("example", "text"),
-                ),
+                columns=texts("type", "path") + integers("registrations", "values") + texts("example"),
                 rows=tuple(paths),
                 note="Of all registrations of the type. values: how many different ones there are among them; with one "
                 "alone it tells nothing apart.",
@@ -108,13 +102,7 @@ def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Valu
             ResultTable(
                 name="movable",
                 title="Conditions that templates could say",
-                columns=(
-                    ("subscription", "text"),
-                    ("condition", "text"),
-                    ("registrations", "integer"),
-                    ("false_for", "integer"),
-                    ("spared", "integer"),
-                ),
+                columns=texts("subscription", "condition") + integers("registrations", "false_for", "spared"),
                 rows=tuple(moves),
                 note="false_for: registrations for whose objects it is never true. spared: their publications, for "
                 "which the predicate would not be evaluated.",

@@ -20,7 +20,7 @@ import msgspec
 from jbi_pubsub.core.errors import ConfigurationError, StudyError
 from jbi_pubsub.spark import level1, plots, report, result, session, stages
 from jbi_pubsub.spark.generators import CLASSES, SHAPES, WIDTH, Population, hash_long, xxhash64
-from jbi_pubsub.spark.page import ResultTable
+from jbi_pubsub.spark.page import ResultTable, integers, texts
 from jbi_pubsub.spark.plots import Plot, Series
 from jbi_pubsub.spark.reference import Group, Matcher, match_by_definition
 from jbi_pubsub.spark.report import GroupSums, MatchReport, SampleCheck
@@ -147,13 +147,13 @@ def result_of(found: MatchReport) -> Result:
             ResultTable(
                 name="distribution",
                 title="Templates by the number of registrations each matches",
-                columns=(("from", "integer"), ("to", "integer"), ("templates", "integer"), ("pairs", "integer")),
+                columns=integers("from", "to", "templates", "pairs"),
                 rows=tuple((r.low, r.high, r.templates, r.pairs) for r in found.distribution),
             ),
             ResultTable(
                 name="shapes",
                 title="Templates by their shape",
-                columns=(("shape", "text"), ("templates", "integer"), ("distinct", "integer"), ("pairs", "integer")),
+                columns=texts("shape") + integers("templates", "distinct", "pairs"),
                 rows=tuple((r.shape, r.templates, r.groups, r.pairs) for r in found.shapes),
                 note="A shape is a class with the fields that are set.",
             ),

@@ -11,7 +11,7 @@ from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.core.xpath import ExaminedCondition, examine
 from jbi_pubsub.spark.dataset import hashed
 from jbi_pubsub.spark.judging import Judge, JudgingTopic, MatchedRow, RowMatcher, TaskSums
-from jbi_pubsub.spark.page import ResultTable, Value
+from jbi_pubsub.spark.page import ResultTable, Value, integers, numbers, texts
 from jbi_pubsub.spark.passes import Passed
 from jbi_pubsub.spark.plots import Plot, Series
 from jbi_pubsub.spark.result import Result
@@ -112,16 +112,12 @@ def _predicates(rows: Sequence[tuple[Value, ...]]) -> ResultTable:
     return ResultTable(
         name="predicates",
         title="Each subscription's predicate",
-        columns=(
-            ("subscription", "text"),
-            ("predicate", "text"),
-            ("asked", "integer"),
-            ("matches", "integer"),
-            ("selectivity", "number"),
-            ("bytes", "integer"),
-            ("class", "text"),
-            ("cost_us", "number"),
-        ),
+        columns=texts("subscription", "predicate")
+        + integers("asked", "matches")
+        + numbers("selectivity")
+        + integers("bytes")
+        + texts("class")
+        + numbers("cost_us"),
         rows=tuple(sorted(rows, key=lambda row: (-int(row[3]), str(row[0])))),
         note="asked: publications whose registration matches its template. cost_us: the most that one evaluation is "
         "expected to take where the index does not take it.",
@@ -134,10 +130,10 @@ def _reasons(judge: Judge, never: Sequence[RowMatcher], passed: Passed) -> dict[
     found: dict[int, tuple[str, int, int]] = {}
     left = EXAMINED
     asked: dict[int, list[str]] = {each.number: [] for each in never}
-    for registration, texts in samples.items():
+    for registration, kept in samples.items():
         for each in judge.topic(registration).candidates:
             if each.number in asked and len(asked[each.number]) < SAMPLES:
-                asked[each.number] += [text for _, text in texts]
+                asked[each.number] += [text for _, text in kept]
     for each in never:
         documents = asked[each.number][: min(SAMPLES, left)]
         left -= len(documents)
@@ -182,14 +178,10 @@ def _nevers(
     return ResultTable(
         name="never",
         title="Predicates that never match",
-        columns=(
-            ("subscription", "text"),
-            ("predicate", "text"),
-            ("asked", "integer"),
-            ("fails_most", "text"),
-            ("times", "integer"),
-            ("samples", "integer"),
-        ),
+        columns=texts("subscription", "predicate")
+        + integers("asked")
+        + texts("fails_most")
+        + integers("times", "samples"),
         rows=tuple(
             (
                 each.subscription.subscription,
@@ -216,19 +208,13 @@ def _same(judge: Judge, matches: Mapping[int, Sequence[int]]) -> list[list[int]]
 def _sames(judge: Judge, same: Sequence[Sequence[int]], matches: Mapping[int, Sequence[int]]) -> ResultTable:
     rows: list[tuple[Value, ...]] = []
     for at, group in enumerate(sorted(same, key=lambda numbers: (-len(numbers), numbers[0])), 1):
-        texts = [found.subscription for n in group if (found := judge.wanted[n]) is not None]
-        alike = "yes" if len({each.predicate for each in texts}) == 1 else "no"
-        rows += [(at, each.subscription, each.predicate, matches[group[0]][0], alike) for each in texts]
+        said = [found.subscription for n in group if (found := judge.wanted[n]) is not None]
+        alike = "yes" if len({each.predicate for each in said}) == 1 else "no"
+        rows += [(at, each.subscription, each.predicate, matches[group[0]][0], alike) for each in said]
     return ResultTable(
         name="together",
         title="Predicates that match the same objects",
-        columns=(
-            ("group", "integer"),
-            ("subscription", "text"),
-            ("predicate", "text"),
-            ("matches", "integer"),
-            ("same_text", "text"),
-        ),
+        columns=integers("group") + texts("subscription", "predicate") + integers("matches") + texts("same_text"),
         rows=tuple(rows),
     )
 
