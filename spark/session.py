@@ -35,6 +35,9 @@ Progress = Callable[[str, int, int], None]
 
 T = TypeVar("T")
 
+ENGINES: Final = ("auto", "spark", "local")
+"""Values that a study's `engine` may have."""
+
 _LOGGING: Final = Path(__file__).with_name("log4j2.properties")
 """Next to nothing: what Spark has to say would stand between the rows of a report, and its errors reach us."""
 
@@ -59,6 +62,14 @@ _PULSE: Final = 2.0
 _CONNECT: Final = {"SPARK_REMOTE": "", "SPARK_CONNECT_MODE": "0", "SPARK_API_MODE": "classic"}
 """Variables by which PySpark takes to Spark Connect, and what they are when it does not."""
 _CHILDREN: Final = "/proc/self/task/{}/children"
+
+
+def check_engine(engine: str) -> None:
+    """Raises ConfigurationError for one that is none of ENGINES."""
+    if engine not in ENGINES:
+        raise ConfigurationError(
+            f"engine {engine!r} of a study is unknown", hint=f"Use one of {', '.join(ENGINES)}", setting="engine"
+        )
 
 
 @contextmanager

@@ -11,8 +11,10 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Final
 
 import msgspec
@@ -48,6 +50,14 @@ def digest(parts: Iterable[bytes | Path]) -> str:
             own.update(part)
         whole.update(own.digest())
     return whole.hexdigest()
+
+
+@contextmanager
+def timed(timings: dict[str, float], stage: str) -> Iterator[None]:
+    """Adds the wall seconds that it takes to those of a stage."""
+    begin = perf_counter()
+    yield
+    timings[stage] = timings.get(stage, 0.0) + perf_counter() - begin
 
 
 class StudyStages:

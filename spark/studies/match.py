@@ -7,17 +7,16 @@ Small inputs run in this process, large ones on Spark; the results are equal, ro
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial, reduce
 from operator import xor
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from jbi_pubsub.core.errors import ConfigurationError, StudyError
+from jbi_pubsub.core.errors import StudyError
 from jbi_pubsub.spark import level1, plots, report, result, session, stages
 from jbi_pubsub.spark.generators import CLASSES, SHAPES, WIDTH, Population, hash_long, xxhash64
 from jbi_pubsub.spark.page import ResultTable, integers, texts
@@ -30,8 +29,6 @@ from jbi_pubsub.spark.session import Progress
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-ENGINES: Final = ("auto", "spark", "local")
-"""Values that `engine` may have."""
 LARGEST_LOCAL: Final = 500_000
 """Registrations plus templates up to which `auto` stays in this process (docs/spark.md: where the two cross)."""
 SAMPLE_SHARE: Final = 100
@@ -68,19 +65,6 @@ class _Outcome(msgspec.Struct, frozen=True):
     resumed: str = ""
 
 
-class _Timings:
-    """Wall seconds by stage, in the order they began."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        begin = perf_counter()
-        yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + perf_counter() - begin
-
-
 def match_study(
     *,
     registrations: int,
@@ -110,7 +94,7 @@ def match_study(
     plots.present()
     with report.claimed(out) as folder:
         step = sample_step(registrations)
-        timings = _Timings()
+        timings: dict[str, float] = {}
         if chosen == "spark":
             made_from = stages.digest([f"match {registrations} {templates} {seed}".encode()])
             done = stages.StudyStages(folder, made_from, resume=resume)
@@ -118,7 +102,7 @@ def match_study(
             outcome = _on_spark(opened, done, population, folder, step, timings, progress)
         else:
             outcome = _in_process(population, folder, step, timings, progress)
-        with timings.stage("check"):
+        with stages.timed(timings, "check"):
             check = _check(population, outcome, step, progress)
         made = _report(population, chosen, outcome, check, timings, folder)
         how = StudyRun(
@@ -178,19 +162,16 @@ def sample_step(registrations: int) -> int:
 
 
 def _choose(engine: str, population: Population) -> str:
-    if engine not in ENGINES:
-        raise ConfigurationError(
-            f"engine {engine!r} of a study is unknown", hint=f"Use one of {', '.join(ENGINES)}", setting="engine"
-        )
+    session.check_engine(engine)
     if engine != "auto":
         return engine
     return "local" if population.registrations + population.templates <= LARGEST_LOCAL else "spark"
 
 
 def _in_process(
-    population: Population, folder: Path, step: int, timings: _Timings, progress: Progress | None
+    population: Population, folder: Path, step: int, timings: dict[str, float], progress: Progress | None
 ) -> _Outcome:
-    with timings.stage("templates"):
+    with stages.timed(timings, "templates"):
         _tell(progress, "templates", 0, population.templates)
         matcher = Matcher(population.template_rows())
         with report.table(folder, "templates") as written:
@@ -203,7 +184,7 @@ def _in_process(
     checksums: dict[int, int] = {}
     sampled: set[tuple[int, int]] = set()
     hit_seed = xxhash64(level1.HIT_STREAM)
-    with timings.stage("match"), report.table(folder, "hits") as written:
+    with stages.timed(timings, "match"), report.table(folder, "hits") as written:
         for rid, entry in population.registration_rows():
             found = matcher.match(entry)
             counts.update(found)
@@ -216,7 +197,7 @@ def _in_process(
             if rid % _REPORT_EVERY == 0:
                 _tell(progress, "match", rid, population.registrations)
         _tell(progress, "match", population.registrations, population.registrations)
-    with timings.stage("count"), report.table(folder, "counts") as written:
+    with stages.timed(timings, "count"), report.table(folder, "counts") as written:
         for gid, registrations in counts.items():
             written.add(gid, registrations, level1.signed(checksums[gid]))
     cells = _cells(matcher.groups, counts)
@@ -229,11 +210,11 @@ def _on_spark(
     population: Population,
     folder: Path,
     step: int,
-    timings: _Timings,
+    timings: dict[str, float],
     progress: Progress | None,
 ) -> _Outcome:
     with ExitStack() as stack:
-        with timings.stage("start"):
+        with stages.timed(timings, "start"):
             _tell(progress, "start", 0, 0)
             spark = stack.enter_context(opened())
         views = _Views(spark, folder)
@@ -244,7 +225,7 @@ def _on_spark(
         views.define("template_rows", population.template_sql(partitions=cores))
 
         def stage(name: str, table: str, query: str) -> None:
-            with timings.stage(name):
+            with stages.timed(timings, name):
                 if done.finished(name) is None:
                     done.begin(name)
                     session.run(spark, name, lambda: views.write(table, query), progress=progress)
@@ -258,7 +239,7 @@ def _on_spark(
         stage("templates", "templates", level1.groups_sql(names["template_rows"]))
         stage("match", "hits", level1.hits_sql(names["registration_rows"], names["templates"], broadcast=broadcast))
         stage("count", "counts", level1.counts_sql(names["hits"]))
-        with timings.stage("count"):
+        with stages.timed(timings, "count"):
             outcome = session.run(spark, "sum", lambda: _spark_outcome(spark, names, step, thin), progress=progress)
         return msgspec.structs.replace(outcome, resumed=done.told())
 
@@ -400,7 +381,7 @@ def _equal(reference: str, what: str, found: set[tuple[int, int]], expected: set
 
 
 def _report(
-    population: Population, engine: str, outcome: _Outcome, check: SampleCheck, timings: _Timings, folder: Path
+    population: Population, engine: str, outcome: _Outcome, check: SampleCheck, timings: dict[str, float], folder: Path
 ) -> MatchReport:
     cells = outcome.cells
     return MatchReport(
@@ -419,7 +400,7 @@ def _report(
         distribution=report.distribution(cells),
         shapes=report.by_shape(cells),
         check=check,
-        timings=tuple((stage, round(seconds, 3)) for stage, seconds in timings.seconds.items()),
+        timings=tuple((stage, round(seconds, 3)) for stage, seconds in timings.items()),
         out=str(folder),
         files=(),
     )

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from time import perf_counter
 from typing import Any, Final
 
 import msgspec
@@ -21,7 +19,6 @@ from jbi_pubsub.spark.session import Progress
 
 ANY: Final = -1
 """Bound of rejects: any number."""
-ENGINES: Final = ("auto", "spark", "local")
 LARGEST_LOCAL: Final = 2_000_000
 """Publications up to which `auto` stays in this process: under a minute of judging (docs/spark.md)."""
 
@@ -62,12 +59,7 @@ def run(study: Study, data: Data, out: Path, options: Options) -> tuple[Result, 
     Raises ConfigurationError (unknown engine, unusable folder) and StudyError (columns, Java, Spark, too many rejects,
     a full disk): then no finished result is there.
     """
-    if options.engine not in ENGINES:
-        raise ConfigurationError(
-            f"engine {options.engine!r} of a study is unknown",
-            hint=f"Use one of {', '.join(ENGINES)}",
-            setting="engine",
-        )
+    session.check_engine(options.engine)
     report.parquet_present()
     plots.present()
     _apart(out, data)
@@ -86,13 +78,13 @@ def _apart(out: Path, data: Data) -> None:
 def _done(study: Study, data: Data, folder: Path, options: Options) -> tuple[Result, StudyRun]:
     timings: dict[str, float] = {}
     done = stages.StudyStages(folder, _made_from(study, data), resume=options.resume)
-    with _timed(timings, "judge"):
+    with stages.timed(timings, "judge"):
         passed = _judged(study, data, options, folder, done)
     judge = Judge(data.contracts)
     rejects = [*data.rejects, *judge.rejects, *passed.rejects]
     rejected = len(data.rejects) + len(judge.rejects) + passed.total("rejected")[0]
     check_rejects(rejected, rejects, options.max_rejects)
-    with _timed(timings, "tell"):
+    with stages.timed(timings, "tell"):
         told = with_rejects(study.tell(passed, judge, data, options.parameters), rejected)
         if (unknown := passed.total("unregistered")[0]) and data.contracts.registrations:
             fact = "of unknown registrations", f"{counted(unknown, 'object')}: no subscription with a template matches"
@@ -210,13 +202,6 @@ def contracts_in(folder: Path, rejects: list[Reject]) -> Contracts:
 def _rows(table: Path) -> Iterator[Mapping[str, Any]]:
     for path, _ in passes.parquet_files(table):
         yield from passes.rows_in(path, table.name)
-
-
-@contextmanager
-def _timed(timings: dict[str, float], stage: str) -> Iterator[None]:
-    begin = perf_counter()
-    yield
-    timings[stage] = perf_counter() - begin
 
 
 def counted(count: int, noun: str) -> str:
