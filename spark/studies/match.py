@@ -298,32 +298,30 @@ def _spark_members(spark: SparkSession, templates: str, thin: int) -> tuple[tupl
 def _check(population: Population, outcome: _Outcome, step: int, progress: Progress | None) -> SampleCheck:
     """Compare the sample with the in-process matcher (when Spark ran), and pairs with the definition."""
     _tell(progress, "check", 0, 2)
-    thin = template_step(population.templates)
-    if outcome.matcher is None and thin > 1:
-        return _check_thinned(population, outcome, step, thin, progress)
-    matcher = outcome.matcher or Matcher(population.template_rows())
-    compared = 0
-    if outcome.matcher is None:
-        expected: set[tuple[int, int]] = set()
-        for rid, entry in population.registration_rows(step=step):
-            expected.update((rid, gid) for gid in matcher.match(entry))
-            compared += 1
-        _equal("the in-process matcher", "hits (registration, group)", outcome.sampled, expected)
-        groups = {(outcome.groups_checksum, len(matcher.groups))}
-        own = {(_groups_checksum(matcher.groups), sum(cell.groups for cell in outcome.cells))}
-        _equal("the in-process matcher", "groups (checksum, number)", own, groups)
+    matcher, hits, thin, compared = outcome.matcher, outcome.sampled, 1, 0
+    if matcher is None:
+        thin = template_step(population.templates)
+        matcher = Matcher(population.template_rows(step=thin))
+        expected = {
+            (rid, gid) for rid, entry in population.registration_rows(step=step) for gid in matcher.match(entry)
+        }
+        compared = len(range(0, population.registrations, step))
+        if thin > 1:
+            hits = _check_thinned(outcome, matcher, expected)
+        else:
+            _equal("the in-process matcher", "hits (registration, group)", hits, expected)
+            groups = {(outcome.groups_checksum, len(matcher.groups))}
+            own = {(_groups_checksum(matcher.groups), sum(cell.groups for cell in outcome.cells))}
+            _equal("the in-process matcher", "groups (checksum, number)", own, groups)
     _tell(progress, "check", 1, 2)
-    tried, matched = _check_by_definition(population, outcome.sampled, matcher, step)
+    tried, matched = _check_by_definition(population, hits, matcher, step, thin)
     _tell(progress, "check", 2, 2)
-    return SampleCheck(step, compared, len(outcome.sampled) if compared else 0, tried, matched)
+    return SampleCheck(step, compared, len(hits) if compared else 0, tried, matched)
 
 
-def _check_thinned(
-    population: Population, outcome: _Outcome, step: int, thin: int, progress: Progress | None
-) -> SampleCheck:
+def _check_thinned(outcome: _Outcome, matcher: Matcher, expected: set[tuple[int, int]]) -> set[tuple[int, int]]:
     """The same for every `thin`-th template alone: whose groups must be one exactly where the templates are equal, and
-    which must match the sampled registrations that the in-process matcher says."""
-    matcher = Matcher(population.template_rows(step=thin))
+    which must match the sampled registrations that the in-process matcher says: these hits."""
     own = {tid: group.gid for group in matcher.groups for tid in group.tids}
     _equal(
         "the population", "sampled templates (0, template)", {(0, t) for _, t in outcome.members}, {(0, t) for t in own}
@@ -335,16 +333,8 @@ def _check_thinned(
     grouped = {(named[gid], tid) for gid, tid in outcome.members}
     _equal("the in-process matcher", "groups (lowest, template)", grouped, {(gid, tid) for tid, gid in own.items()})
     found = {(rid, named[gid]) for rid, gid in outcome.sampled if gid in named}
-    expected: set[tuple[int, int]] = set()
-    compared = 0
-    for rid, entry in population.registration_rows(step=step):
-        expected.update((rid, gid) for gid in matcher.match(entry))
-        compared += 1
     _equal("the in-process matcher", "hits (registration, lowest template)", found, expected)
-    _tell(progress, "check", 1, 2)
-    tried, matched = _check_by_definition(population, found, matcher, step, thin)
-    _tell(progress, "check", 2, 2)
-    return SampleCheck(step, compared, len(found), tried, matched)
+    return found
 
 
 def template_step(templates: int) -> int:
@@ -353,7 +343,7 @@ def template_step(templates: int) -> int:
 
 
 def _check_by_definition(
-    population: Population, sampled: set[tuple[int, int]], matcher: Matcher, step: int, thin: int = 1
+    population: Population, sampled: set[tuple[int, int]], matcher: Matcher, step: int, thin: int
 ) -> tuple[int, int]:
     """Number of pairs tried with `entry.matches`, and of those that match. Raises StudyError on a difference."""
     spread = -(-population.registrations // _DEFINED_REGISTRATIONS)  # over the whole population, like the sample
