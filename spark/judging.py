@@ -98,7 +98,9 @@ class Judge:
 
     def __init__(self, contracts: Contracts | Packed) -> None:
         packed = contracts if isinstance(contracts, Packed) else _packed(contracts)
-        self.wanted: list[RowMatcher | None] = []
+        self.wanted: dict[int, RowMatcher] = {}
+        """By number: those that a delegate would take."""
+        self._subscriptions = len(packed.subscriptions)
         self.rejects: list[Reject] = []
         self._terms, self._registrations = packed.terms, packed.registrations
         self._topics: dict[int, JudgingTopic] = {}
@@ -110,9 +112,9 @@ class Judge:
         self._alone: set[int] = set()
         self._templates: TemplateIndex[int] = TemplateIndex()
         for number, subscription in enumerate(packed.subscriptions):
-            self.wanted.append(self._compiled(number, subscription))
+            self._compile(number, subscription)
 
-    def _compiled(self, number: int, given: SubscriptionRow) -> RowMatcher | None:
+    def _compile(self, number: int, given: SubscriptionRow) -> None:
         try:
             predicate = wanted = None
             if given.view != "metadata":
@@ -126,12 +128,12 @@ class Judge:
             self._templates.add(number, given.template)
         except JbiError as error:
             self.rejects.append(Reject("subscriptions", given.subscription, str(error)[:500]))
-            return None
+            return
         if predicate is None:
             self._always.add(number)
         elif predicate.evaluates:
             self._alone.add(number)
-        return RowMatcher(number, given, predicate, wanted)
+        self.wanted[number] = RowMatcher(number, given, predicate, wanted)
 
     def knows(self, registration: str) -> bool:
         """Whether a registration is among the contracts."""
@@ -154,22 +156,20 @@ class Judge:
     def _made(self, entries: tuple[EntryRep, ...], owner: str) -> JudgingTopic:
         is_relayed = any(entry.cls.name == RelayedEntry.entry_name for entry in entries)
         candidates = [self.wanted[number] for number in sorted(self._templates.find(entries))]
-        topic = JudgingTopic(tuple([each for each in candidates if each is not None and each.takes(owner, is_relayed)]))
+        topic = JudgingTopic(tuple([each for each in candidates if each.takes(owner, is_relayed)]))
         numbers = [each.number for each in topic.candidates]
         if len(numbers) <= LARGEST_OWN or not self._alone.isdisjoint(numbers):
             return topic
         classes = tuple(entry.cls for entry in entries)
         topic.shared, known = self._shared.setdefault(classes, (PredicateIndex(), set()))
-        topic.chosen = bytearray(len(self.wanted))
+        topic.chosen = bytearray(self._subscriptions)
         topic.always = tuple(self._always.intersection(numbers))
         for number in numbers:
             topic.chosen[number] = 1
         for number in topic.always:
             topic.chosen[number] = 0
         for number in {*numbers} - self._always - known:
-            wanted = self.wanted[number]
-            assert wanted is not None
-            topic.shared.add(number, wanted.predicate)
+            topic.shared.add(number, self.wanted[number].predicate)
             known.add(number)
         return topic
 
@@ -188,7 +188,7 @@ class Judge:
         """Deliveries, with the payload that is left, ascending: without those whose filter selects nothing and who want
         nothing then. As a delegate cuts: a payload that is no XML goes as it is, and so does here one that was not
         kept (`has_unknown`); XML beyond what is filtered goes to those with a filter who want it `unfiltered`."""
-        matched = [wanted for number in seen.matched if (wanted := self.wanted[number]) is not None]
+        matched = [self.wanted[number] for number in seen.matched]
         filters = {wanted.filter for wanted in matched if wanted.filter is not None}
         payload = seen.publication.payload
         try:

@@ -56,7 +56,7 @@ def see(judge: Judge, seen: MatchedRow, tally: TaskSums) -> None:
         tally.add("copies", "", len(sizes), sum(sizes))
     type_ = seen.publication.type
     tally.add("types", type_, 1, seen.size)
-    processes = {wanted.process for number in seen.matched if (wanted := judge.wanted[number]) is not None}
+    processes = {judge.wanted[number].process for number in seen.matched}
     for domains in DOMAINS:
         for domain in {domain_of(process, domains) for process in processes}:
             tally.add("wanted", _key(domains, domain, type_), 1, seen.size)
@@ -69,15 +69,14 @@ def _key(domains: int, domain: int, type_: str) -> str:
 def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Value]) -> Result:  # noqa: ARG001  # the form of all studies
     """The answer."""
     copies, size, _ = passed.total("copies")
-    wanted = [each for each in judge.wanted if each is not None]
-    subscribers = len({each.process for each in wanted})
+    subscribers = len({each.process for each in judge.wanted.values()})
     told = [domains for domains in DOMAINS if domains == 1 or domains <= subscribers]
     interest = _interest(judge, data)
     matched, types = passed.of("wanted"), passed.of("types")
     sent = {domains: _sent(matched, types, interest, domains) for domains in told}
     saved = {domains: 1 - each[1] / size if size else 0.0 for domains, each in sent.items()}
     rows = tuple(
-        (domains, *each[:2], copies - each[0], each[2], len(wanted), *each[3:]) for domains, each in sent.items()
+        (domains, *each[:2], copies - each[0], each[2], len(judge.wanted), *each[3:]) for domains, each in sent.items()
     )
     return Result(
         study="aggregation",

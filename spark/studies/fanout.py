@@ -179,9 +179,7 @@ def _fanout(spread: Mapping[int, int]) -> ResultTable:
 def _subscriptions(passed: Passed, judge: Judge) -> ResultTable:
     rows: list[tuple[str, str, str, int, int]] = []
     for key, (number, size, _) in passed.of("subscription").items():
-        found = judge.wanted[int(key)]
-        assert found is not None
-        said = found.subscription
+        said = judge.wanted[int(key)].subscription
         rows.append((said.subscription, said.subscriber, said.predicate, number, size))
     rows.sort(key=lambda row: (-row[3], row[0]))
     return ResultTable(

@@ -41,7 +41,7 @@ def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Valu
     published = {registration: sums[0] for registration, sums in passed.of("publications").items()}
     asked = _asked(judge, published)
     matches = {int(key): sums for key, sums in passed.of("match").items()}
-    wanted = [each for each in judge.wanted if each is not None]
+    wanted = judge.wanted.values()
     rows = tuple(_row(each, asked[each.number], matches.get(each.number, [0, 0, 0])) for each in wanted)
     never = [
         each for each in wanted if each.predicate is not None and asked[each.number] and each.number not in matches
@@ -199,8 +199,7 @@ def _same(judge: Judge, matches: Mapping[int, Sequence[int]]) -> list[list[int]]
     """Subscriptions that matched the very same objects, by number, bytes, and hashes."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for number, sums in matches.items():
-        found = judge.wanted[number]
-        if found is not None and found.predicate is not None:
+        if judge.wanted[number].predicate is not None:
             groups.setdefault(tuple(sums), []).append(number)
     return [group for group in groups.values() if len(group) > 1]
 
@@ -208,7 +207,7 @@ def _same(judge: Judge, matches: Mapping[int, Sequence[int]]) -> list[list[int]]
 def _sames(judge: Judge, same: Sequence[Sequence[int]], matches: Mapping[int, Sequence[int]]) -> ResultTable:
     rows: list[tuple[Value, ...]] = []
     for at, group in enumerate(sorted(same, key=lambda numbers: (-len(numbers), numbers[0])), 1):
-        said = [found.subscription for n in group if (found := judge.wanted[n]) is not None]
+        said = [judge.wanted[n].subscription for n in group]
         alike = "yes" if len({each.predicate for each in said}) == 1 else "no"
         rows += [(at, each.subscription, each.predicate, matches[group[0]][0], alike) for each in said]
     return ResultTable(
