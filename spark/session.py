@@ -378,29 +378,19 @@ def _failed(stage: str, error: BaseException) -> StudyError:
         with suppress(subprocess.TimeoutExpired):  # not even a stack trace came: it has ended, or is about to
             code = process.wait(_ENDED_WITHIN)
     if _pulse is not None and _pulse.ended:
-        return StudyError(
-            f"Spark's Java process {_pulse.ended}{where} and was ended",
-            hint="Look whether the machine is out of memory, or whether somebody has stopped it; --resume goes on",
-            stage=stage,
-        )
-    if code == _OUT_OF_MEMORY or any(words in told for words in _NO_MEMORY):
-        return StudyError(
-            f"Java ran out of memory{where}",
-            hint="Give it more, --conf spark.driver.memory=8g (on a cluster also spark.executor.memory=8g), or study "
-            "less at once",
-            stage=stage,
-        )
-    if code is not None:
-        return StudyError(
-            f"Spark's Java process ended{where} with code {code}",
-            hint="-9 is a machine out of memory: give less to --conf spark.driver.memory; --resume goes on",
-            stage=stage,
-        )
-    return StudyError(
-        f"Spark failed{where}: {_first_line(error)}",
-        hint="Look for a full disk or too little memory (--conf spark.driver.memory=8g); smaller numbers need less",
-        stage=stage,
-    )
+        said = f"Spark's Java process {_pulse.ended}{where} and was ended"
+        hint = "Look whether the machine is out of memory, or whether somebody has stopped it; --resume goes on"
+    elif code == _OUT_OF_MEMORY or any(words in told for words in _NO_MEMORY):
+        said = f"Java ran out of memory{where}"
+        hint = "Give it more, --conf spark.driver.memory=8g (on a cluster also spark.executor.memory=8g), or study "
+        hint += "less at once"
+    elif code is not None:
+        said = f"Spark's Java process ended{where} with code {code}"
+        hint = "-9 is a machine out of memory: give less to --conf spark.driver.memory; --resume goes on"
+    else:
+        said = f"Spark failed{where}: {_first_line(error)}"
+        hint = "Look for a full disk or too little memory (--conf spark.driver.memory=8g); smaller numbers need less"
+    return StudyError(said, hint=hint, stage=stage)
 
 
 def arrow_schema(frame: DataFrame) -> pa.Schema:
