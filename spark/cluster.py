@@ -21,7 +21,13 @@ PATIENCE: Final = 25.0
 _MOST_PATIENCE: Final = 8
 """Times that, at most, on one that is: there it is Java that is slow to ask, not the master to answer."""
 STANDALONE: Final = "spark://"
-QUIET: Final = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+_LOGGING: Final = Path(__file__).with_name("log4j2.properties")
+"""Next to nothing: what Spark has to say would stand between the rows of a report, and its errors reach us."""
+QUIET: Final = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}",
+}
 """No page of Spark's own, nothing between the lines of a report."""
 _MASTER: Final = re.compile(
     r"(local(\[(\*|\d+)(, *(\d+|\*))?\])?|local-cluster\[ *\d+ *, *\d+ *, *\d+ *\]"
@@ -96,10 +102,8 @@ def submit_command(arguments: Sequence[str], *, name: str, master: str, settings
     archives = given.pop("spark.archives", "")
     spec = find_spec("pyspark")
     home = Path(spec.origin).parent if spec is not None and spec.origin else None
-    logging = Path(__file__).with_name("log4j2.properties").as_uri()
     confs = {
         **QUIET,
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={logging}",
         "spark.pyspark.driver.python": sys.executable,
         "spark.pyspark.python": python,
         "spark.sql.shuffle.partitions": str(os.cpu_count() or 1),

@@ -38,9 +38,6 @@ T = TypeVar("T")
 ENGINES: Final = ("auto", "spark", "local")
 """Values that a study's `engine` may have."""
 
-_LOGGING: Final = Path(__file__).with_name("log4j2.properties")
-"""Next to nothing: what Spark has to say would stand between the rows of a report, and its errors reach us."""
-
 _POLL: Final = 0.25
 """Seconds between two looks at the running tasks: smooth for a reader, nothing beside a stage of seconds."""
 _MAXIMUM_HEAP: Final = 4 << 30
@@ -99,12 +96,8 @@ def open_session(name: str, *, extra: Mapping[str, str] | None = None, master: s
             hint=f"Unset {' and '.join(remote) or 'SPARK_REMOTE and SPARK_CONNECT_MODE_ENABLED'}, or run by "
             "spark-submit on the cluster",
         )
-    try:
-        there: SparkSession | None = SparkSession.active()  # of this thread, or of the process
-    except PySparkException:  # its way to say that there is none
-        there = None
+    there = _session_there(master)
     if there is not None:
-        _check_there(there, master)
         yield there
         return
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # set by spark-submit, whose master and settings then hold
@@ -126,14 +119,22 @@ def open_session(name: str, *, extra: Mapping[str, str] | None = None, master: s
                     _stop(session)
 
 
-def _check_there(session: SparkSession, master: str) -> None:
-    """Raises ConfigurationError where another master was asked for than that of the session which is there."""
+def _session_there(master: str) -> SparkSession | None:
+    """The session of this thread, or of the process. Raises ConfigurationError where it is not at `master`."""
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    try:
+        session: SparkSession = SparkSession.active()
+    except PySparkException:  # its way to say that there is none
+        return None
     has = session.sparkContext.master
     if master not in ("", has):
         raise ConfigurationError(
             f"this process has a Spark session already, at {has}, not at {master}",
             hint="Stop that session first, or name no master",
         )
+    return session
 
 
 class _Pulse:
@@ -553,7 +554,6 @@ def _settings(master: str, scratch: str, extra: Mapping[str, str]) -> dict[str, 
         **({"spark.driver.host": address, "spark.driver.bindAddress": address} if address else {}),
         "spark.driver.memory": f"{memory >> 20}m",
         **cluster.QUIET,
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}",
         "spark.sql.warehouse.dir": scratch,  # else a folder spark-warehouse appears where the user stands
         "spark.sql.shuffle.partitions": str(cores),
         **extra,
