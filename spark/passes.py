@@ -16,7 +16,7 @@ from jbi_pubsub.core.errors import StudyError
 from jbi_pubsub.spark import dataset, session
 from jbi_pubsub.spark.dataset import Contracts, Reject
 from jbi_pubsub.spark.judging import MANY, See, Sums, judged, pack, tidy
-from jbi_pubsub.spark.report import COMPRESSION
+from jbi_pubsub.spark.report import COMPRESSION, table_of
 from jbi_pubsub.spark.session import Progress
 
 if TYPE_CHECKING:
@@ -195,15 +195,11 @@ def _schema() -> pa.Schema:
 
 
 def _encoded(part: Sums, rejects: list[Reject]) -> Iterator[pa.RecordBatch]:
-    import pyarrow as pa
-
     rows = [(what, key, *sums) for (what, key), sums in part.items()]
     rows += [(_REJECT, msgspec.json.encode(each).decode(), 0, 0, 0) for each in rejects]
     schema = _schema()
     for at in range(0, len(rows), _ROWS):
-        columns = zip(*rows[at : at + _ROWS], strict=True)
-        arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
-        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+        yield from table_of(rows[at : at + _ROWS], schema).to_batches()
 
 
 def _decoded(batches: Iterable[pa.RecordBatch], spark: str, java: str) -> Passed:

@@ -255,6 +255,15 @@ def table(folder: Path, name: str) -> Iterator[TableWriter]:
             yield opened
 
 
+def table_of(rows: Sequence[Sequence[object]], schema: pa.Schema) -> pa.Table:
+    """An Arrow table of rows, whose values stand in the order of the schema."""
+    import pyarrow as pa
+
+    columns = zip(*rows, strict=True) if rows else ((),) * len(schema)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
 class TableWriter:
     """Collects rows of a Parquet table and writes them as row groups, of so many rows, or fewer if they are large."""
 
@@ -294,11 +303,7 @@ class TableWriter:
         self.add(*map(row.get, self._schema.names))
 
     def _flush(self) -> None:
-        import pyarrow as pa
-
-        columns = zip(*self._rows, strict=True)
-        arrays = [pa.array(column, field.type) for column, field in zip(columns, self._schema, strict=True)]
-        self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema), row_group_size=self._most)
+        self._writer.write_table(table_of(self._rows, self._schema), row_group_size=self._most)
         self._rows, self._size = [], 0
 
 

@@ -171,8 +171,6 @@ def _parquet(table: ResultTable) -> bytes:
 
     kinds = {"text": pa.string(), "integer": pa.int64(), "number": pa.float64()}
     schema = pa.schema([(name, kinds[kind]) for name, kind in table.columns])
-    columns = list(zip(*table.rows, strict=True)) or [()] * len(schema)
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
     sink = io.BytesIO()
-    pq.write_table(pa.Table.from_arrays(arrays, schema=schema), sink, compression=report.COMPRESSION)
+    pq.write_table(report.table_of(table.rows, schema), sink, compression=report.COMPRESSION)
     return sink.getvalue()

@@ -374,11 +374,7 @@ def _encoded(parts: Iterable[tuple[int, float, Sums]]) -> Iterator[pa.RecordBatc
     ])  # fmt: skip
     for start, last, sums in parts:
         rows = [(start, last, what, key, number, size) for (what, key), (number, size, _) in sums.items()]
-        if rows:
-            arrays = [
-                pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), schema, strict=True)
-            ]
-            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+        yield from report.table_of(rows, schema).to_batches()
 
 
 def _decoded(rows: Iterable[dict[str, Any]]) -> list[tuple[int, float, Sums]]:
