@@ -94,7 +94,7 @@ class Intake:
         form = form_of(source)
         if form == "xml":
             raise StudyError(f"{source}: {table} are JSON lines or Parquet")
-        rows = self._rows(source, table) if form == "lines" else _parquet_rows(source, table)
+        rows = self._rows(source, table) if form == "lines" else passes.rows_in(source, table)
         found: list[Reject] = []
         contracts = tuple(dataset.contracts_of(rows, table, found))
         for each in found:
@@ -286,8 +286,3 @@ def _of_line(line: PublicationLine, where: str) -> PublicationRow:
 
 _decode_line: Final = msgspec.json.Decoder(PublicationLine).decode
 _decode_row: Final = msgspec.json.Decoder(dict[str, Any]).decode
-
-
-def _parquet_rows(source: Path, table: str) -> Iterator[dict[str, Any]]:
-    for path, _ in passes.parquet_files(source):
-        yield from passes.rows_in(path, table)

@@ -123,11 +123,12 @@ def parquet_files(where: Path) -> list[tuple[Path, int]]:
         raise StudyError(f"no Parquet table in {where}: {error}"[:400], hint="Look for a file cut short") from error
 
 
-def rows_in(path: Path, table: str) -> Iterator[dict[str, Any]]:
-    """The rows of a Parquet file of contracts. Raises StudyError."""
-    for batch in _batches(path, table):
-        columns = [dataset.values_of(column) for column in batch.columns]
-        yield from (dict(zip(batch.schema.names, row, strict=True)) for row in zip(*columns, strict=True))
+def rows_in(where: Path, table: str) -> Iterator[dict[str, Any]]:
+    """The rows of a table of contracts or rejects, a Parquet file or a folder of them. Raises StudyError."""
+    for path, _ in parquet_files(where):
+        for batch in _batches(path, table):
+            columns = [dataset.values_of(column) for column in batch.columns]
+            yield from (dict(zip(batch.schema.names, row, strict=True)) for row in zip(*columns, strict=True))
 
 
 def publications_in(path: Path) -> Iterator[dataset.PublicationRow]:

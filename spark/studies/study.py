@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -184,7 +184,7 @@ def data_in(folder: Path) -> Data:
             hint="Look for a part that is missing, or there twice, or make the data set again",
         )
     if (folder / "rejects").is_dir():
-        rejects += [_reject(row) for row in _rows(folder / "rejects")]
+        rejects += [_reject(row) for row in passes.rows_in(folder / "rejects", "rejects")]
     return Data(str(folder / "publications"), contracts_in(folder, rejects), tuple(rejects))
 
 
@@ -195,13 +195,8 @@ def _reject(row: Mapping[str, Any]) -> Reject:
 
 def contracts_in(folder: Path, rejects: list[Reject]) -> Contracts:
     """Those of a data set, which need not be finished. Raises StudyError."""
-    tables = {name: tuple(dataset.contracts_of(_rows(folder / name), name, rejects)) for name in dataset.CONTRACTS}
-    return Contracts(**tables)
-
-
-def _rows(table: Path) -> Iterator[Mapping[str, Any]]:
-    for path, _ in passes.parquet_files(table):
-        yield from passes.rows_in(path, table.name)
+    rows = {name: passes.rows_in(folder / name, name) for name in dataset.CONTRACTS}
+    return Contracts(**{name: tuple(dataset.contracts_of(each, name, rejects)) for name, each in rows.items()})
 
 
 def counted(count: int, noun: str) -> str:
