@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -52,6 +53,16 @@ class Series(msgspec.Struct, frozen=True):
         """From (x, y)."""
         known = list(points)
         return Series(label, tuple(x for x, _ in known), tuple(y for _, y in known))
+
+
+def by_octave(label: str, counts: Iterable[tuple[int, int]]) -> Series:
+    """Bars of how many there are of each number, those between two powers of two together: 0, 1, 2-3, 4-7 ..."""
+    sums: Counter[int] = Counter()
+    for number, count in counts:
+        sums[number.bit_length()] += count
+    order = range(max(sums, default=0) + 1)
+    names = ("0" if n == 0 else "1" if n == 1 else f"{1 << n - 1}-{(1 << n) - 1}" for n in order)
+    return Series(label, tuple(names), tuple(float(sums[n]) for n in order))
 
 
 class Plot(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.lookup.index import TemplateIndex
 from jbi_pubsub.spark.dataset import Contracts
 from jbi_pubsub.spark.page import ResultTable, integers, numbers, texts
-from jbi_pubsub.spark.plots import Plot, Series
+from jbi_pubsub.spark.plots import Plot, Series, by_octave
 from jbi_pubsub.spark.result import Result
 from jbi_pubsub.spark.studies.study import share
 
@@ -117,18 +117,13 @@ def _registrations(contracts: Contracts, matched: Mapping[Entries, int]) -> Resu
 
 
 def _spread(matched: Mapping[Entries, int], groups: Mapping[Entries, int]) -> Plot:
-    buckets: Counter[int] = Counter()
-    for group, count in matched.items():
-        buckets[count.bit_length()] += groups[group]
-    order = range(max(buckets, default=0) + 1)
-    names = tuple("0" if n == 0 else "1" if n == 1 else f"{1 << n - 1}-{(1 << n) - 1}" for n in order)
     return Plot(
         name="matches",
         title="Subscriptions by the number of registrations that their template matches",
         kind="bars",
         x="registrations",
         y="subscriptions",
-        series=(Series("subscriptions", names, tuple(float(buckets[n]) for n in order)),),
+        series=(by_octave("subscriptions", ((count, groups[group]) for group, count in matched.items())),),
     )
 
 

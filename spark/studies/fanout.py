@@ -10,7 +10,7 @@ from jbi_pubsub.spark.dataset import RegistrationRow, hashed
 from jbi_pubsub.spark.judging import MANY, Judge, MatchedRow, TaskSums, contents, has_unknown
 from jbi_pubsub.spark.page import ResultTable, Value, integers, texts
 from jbi_pubsub.spark.passes import Passed
-from jbi_pubsub.spark.plots import Plot, Series
+from jbi_pubsub.spark.plots import Plot, Series, by_octave
 from jbi_pubsub.spark.result import Result
 from jbi_pubsub.spark.studies.study import Data, Study, share
 
@@ -255,18 +255,13 @@ def _assigned(loads: Sequence[_Load], assignments: Mapping[str, Mapping[str, str
 
 
 def _spread_plot(spread: Mapping[int, int]) -> Plot:
-    buckets: dict[int, int] = {}
-    for number, times in spread.items():
-        buckets[number.bit_length()] = buckets.get(number.bit_length(), 0) + times
-    order = range(max(buckets, default=0) + 1)
-    names = tuple("0" if n == 0 else "1" if n == 1 else f"{1 << n - 1}-{(1 << n) - 1}" for n in order)
     return Plot(
         name="fanout",
         title="Objects by their number of deliveries",
         kind="bars",
         x="deliveries",
         y="objects",
-        series=(Series("objects", names, tuple(float(buckets.get(n, 0)) for n in order)),),
+        series=(by_octave("objects", spread.items()),),
     )
 
 
