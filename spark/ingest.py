@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import codecs
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -81,7 +81,10 @@ class Intake:
         input that is none, or empty, or has other columns."""
         read = {"xml": self._documents, "lines": self._lines, "parquet": self._parquet}[form]
         count = len(self.rejects)
-        for each in read(source, leave):
+        paths = _without(self._below(source) if source.is_dir() else [source], leave)
+        if source.is_dir() and form != "xml":  # among documents, what is none is told
+            paths = [path for path in paths if _form(path) == form]
+        for each in read(source, paths):
             count += 1
             found = self._checked(each)
             if found is not None:
@@ -144,14 +147,12 @@ class Intake:
             )
         return msgspec.structs.replace(given, type=what.type, version=what.version, publisher=uid)
 
-    def _documents(self, source: Path, leave: Collection[Path]) -> Iterator[PublicationRow]:
-        paths = self._below(source) if source.is_dir() else [source]
-        left = {path.resolve() for path in leave}
+    def _documents(self, source: Path, paths: Sequence[Path]) -> Iterator[PublicationRow]:
         for path in paths:
             name = str(path.relative_to(source)) if source.is_dir() else path.name
             try:
                 has_metadata = path.with_suffix(METADATA).is_file()
-                if path.is_dir() or path.resolve() in left or (has_metadata and path.suffix == PAYLOAD):
+                if path.is_dir() or (has_metadata and path.suffix == PAYLOAD):
                     continue  # what is no document: a payload is read with its metadata
                 if has_metadata and path.suffix == ".xml":
                     self.reject("publications", name, f"has the id of {path.stem}{METADATA} next to it")
@@ -173,12 +174,8 @@ class Intake:
         walked = os.walk(source, onerror=note)
         return sorted(Path(folder) / name for folder, _, names in walked for name in names)
 
-    def _lines(self, source: Path, leave: Collection[Path]) -> Iterator[PublicationRow]:
-        left = {path.resolve() for path in leave}
-        paths = [source] if source.is_file() else [p for p in self._below(source) if _form(p) == "lines"]
+    def _lines(self, _source: Path, paths: Sequence[Path]) -> Iterator[PublicationRow]:
         for path in paths:
-            if path.resolve() in left:
-                continue
             for number, line in self._read_lines(path, "publications"):
                 try:
                     found = _decode_line(line)
@@ -210,8 +207,7 @@ class Intake:
         except OSError as error:
             raise StudyError(f"{path} can't be read: {error.strerror}") from error
 
-    def _parquet(self, source: Path, leave: Collection[Path]) -> Iterator[PublicationRow]:  # noqa: ARG002  # as the others
-        paths = [source] if source.is_file() else [p for p in self._below(source) if p.suffix == ".parquet"]
+    def _parquet(self, source: Path, paths: Sequence[Path]) -> Iterator[PublicationRow]:
         if not paths:
             passes.parquet_files(source)  # says so
         for path in paths:
@@ -229,8 +225,7 @@ def form_of(source: Path, leave: Collection[Path] = ()) -> Form:
     if source.is_dir() and (source / dataset.MANIFEST).is_file():
         raise ConfigurationError(f"{source} is a data set, or a result", hint="Studies take data sets as they are")
     paths = [source] if source.is_file() else [path for path in source.rglob("*") if path.is_file()]
-    left = {path.resolve() for path in leave}
-    forms = {form for path in paths if path.resolve() not in left and (form := _form(path)) is not None}
+    forms = {form for path in _without(paths, leave) if (form := _form(path)) is not None}
     if len(forms) == 1:
         return forms.pop()
     names = ", ".join(sorted({path.name for path in paths})[:5]) or "nothing"
@@ -249,6 +244,12 @@ def sound(contracts: Contracts, intake: Intake) -> Contracts:
         intake.reject(reject.table, reject.row, reject.reason)
     kept = tuple(each for each in contracts.subscriptions if each.subscription not in bad)
     return Contracts(contracts.registrations, kept)
+
+
+def _without(paths: Iterable[Path], leave: Collection[Path]) -> list[Path]:
+    """The files that are neither among those that are left out nor below them, whatever links lead there."""
+    left = [Path(os.path.realpath(path)) for path in leave]
+    return [path for path in paths if not any(Path(os.path.realpath(path)).is_relative_to(each) for each in left)]
 
 
 def _form(path: Path) -> Form | None:

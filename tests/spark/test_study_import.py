@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -134,6 +135,35 @@ def test_parquet_of_publications_takes_its_contracts_from_another_data_set(tmp_p
     assert {p.publisher for p in kept} == {"registration-0"}
     assert {reject.reason for reject in some.rejects} >= {"registration 'registration-1' is not among the contracts"}
     assert len(kept) + len(some.rejects) == 60
+
+
+def test_contracts_below_the_folder_that_is_read_are_no_publications(tmp_path: Path) -> None:
+    # Given a data set's tables in one folder, in any form that contracts may have
+    assert command("generate", "--publications", 5, "--out", tmp_path / "made").exit_code == 0
+    folder = tmp_path / "in"
+    shutil.copytree(tmp_path / "made" / "publications", folder)
+    shutil.copytree(tmp_path / "made" / "registrations", folder / "registrations")
+    shutil.copy(next((tmp_path / "made" / "subscriptions").iterdir()), folder / "subscriptions.parquet")
+
+    contracts = ("--registrations", folder / "registrations", "--subscriptions", folder / "subscriptions.parquet")
+    data, published, told = imported(tmp_path, folder, *contracts)
+
+    # Expect each file to be read as what it is named to be
+    assert (len(published), told["rejects"]) == (5, 0)
+    assert len(data.contracts.registrations) > 1
+    assert len(data.contracts.subscriptions) > 1
+
+
+def test_a_link_to_itself_is_told_as_no_document(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "track.xml").write_text("<track/>")
+    (folder / "circle.xml").symlink_to("circle.xml")
+
+    data, published, _ = imported(tmp_path, folder)
+
+    assert [each.object_id for each in published] == ["track"]
+    assert [(each.row, each.reason) for each in data.rejects] == [("circle.xml", "is not a .xml file")]
 
 
 def test_rejects_name_the_row_from_one_and_what_stands_for_a_missing_publisher(tmp_path: Path) -> None:
