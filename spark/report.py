@@ -38,7 +38,6 @@ COMPRESSION: Final = "zstd"
 MANIFEST: Final = "manifest.json"
 JSON_MOST: Final = 16 << 20
 """Bytes of a manifest, or of a result's facts and numbers; ours have some kilobytes."""
-"""Errors of file systems that lock no folder: NFS, for one."""
 _PAGE: Final = "report.html"
 _TABLES: Final = ("templates", "hits", "counts")
 

@@ -44,6 +44,8 @@ FILES_A_BATCH: Final = 64
 HOTTEST: Final = 20
 REFRESH_SECONDS: Final = 5
 """Between two looks of a browser at the page."""
+_COUNTED: Final = ("publications", "deliveries", "rejected", "late", "ahead", "closed")
+"""Numbers of the state that are those of the result."""
 _TURN: Final = 0.2
 _STATE: Final = "state.json"
 _CHECKPOINT: Final = "checkpoint"
@@ -207,7 +209,6 @@ def told(state: State) -> Result:
         for w in windows
     )  # fmt: skip
     hot = tuple((when(w.start), name, n) for w in windows[:10] for name, n in _hottest(w.matches)[:5])
-    late = f"{state.late:,}, and {state.ahead:,} ahead of our clock"
     return Result(
         study="watch",
         question="What arrives, and who would get how much of it, window by window?",
@@ -216,13 +217,10 @@ def told(state: State) -> Result:
             ("deliveries", f"{state.deliveries:,}, {state.deliveries / total:.2f} an object" if total else "0"),
             ("windows", f"{state.closed:,} closed, {len(state.open):,} open, of {state.settings.window} s"),
             ("watermark", f"{when(state.watermark)} UTC"),
-            ("late", late),
+            ("late", f"{state.late:,}, and {state.ahead:,} ahead of our clock"),
             ("batches", f"{state.batch + 1:,}"),
         ),
-        numbers={
-            "publications": total, "deliveries": state.deliveries, "rejected": state.rejected, "late": state.late,
-            "ahead": state.ahead, "closed": state.closed,
-        },
+        numbers={name: getattr(state, name) for name in _COUNTED},
         tables=(
             ResultTable(
                 name="windows", title="Windows, the latest first", note="Times are UTC.",

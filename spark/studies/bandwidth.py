@@ -12,7 +12,7 @@ from jbi_pubsub.spark.page import ResultTable, Value, integers, numbers, texts
 from jbi_pubsub.spark.passes import Passed
 from jbi_pubsub.spark.plots import Plot, Series
 from jbi_pubsub.spark.result import Result
-from jbi_pubsub.spark.studies.study import Data, Study, counted, share
+from jbi_pubsub.spark.studies.study import Data, Study, counted, share, unapplied
 
 RATES: Final = "7200,23000,1000000"
 """Bits a second: the two links of the paper's airborne study (section 3.1), and a megabit."""
@@ -68,31 +68,24 @@ def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Valu
     per = {"offered": _offered(passed, judge)}
     per |= {stage: {who: sums[1] for who, sums in passed.of(stage).items()} for stage in STAGES[1:]}
     totals = {stage: sum(per[stage].values()) for stage in STAGES}
+    left = {stage: f"{total:,} bytes, {share(total, totals['offered'])}" for stage, total in totals.items()}
     rows: tuple[tuple[Value, ...], ...] = tuple(
         (who, *(per[stage].get(who, 0) for stage in STAGES), *_fit(per["compressed"].get(who, 0), seconds, rates))
         for who in sorted(per["offered"], key=lambda who: (-per["compressed"].get(who, 0), who))
     )
     links = [_link(rate, [per[stage] for stage in STAGES], seconds) for rate in rates]
-    unknown = passed.total("unknown")[0]
     return Result(
         study="bandwidth",
         question="How many bytes would go to each subscriber, and what do predicates, filters and compression save?",
         facts=(
             ("time", f"{seconds:,.0f} s of publications to {counted(len(rows), 'subscriber')}"),
             ("offered", f"{totals['offered']:,} bytes: all objects of the registrations that they match"),
-            ("after predicates", f"{totals['predicates']:,} bytes, {share(totals['predicates'], totals['offered'])}"),
-            ("after filters", f"{totals['filters']:,} bytes, {share(totals['filters'], totals['offered'])}"),
-            (
-                "compressed",
-                f"{totals['compressed']:,} bytes, {share(totals['compressed'], totals['offered'])}; each object alone",
-            ),
+            ("after predicates", left["predicates"]),
+            ("after filters", left["filters"]),
+            ("compressed", f"{left['compressed']}; each object alone"),
             *([("links", no_rates)] if no_rates else []),
             *((f"links of {rate:,} bit/s", _said(link)) for rate, link in zip(rates, links, strict=True)),
-            *(
-                (("filters not applied", f"{unknown:,} times: the payload was not kept, the whole counts"),)
-                if unknown
-                else ()
-            ),
+            *unapplied(passed),
         ),
         numbers={
             "seconds": round(seconds, 6),

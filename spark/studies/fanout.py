@@ -12,7 +12,7 @@ from jbi_pubsub.spark.page import ResultTable, Value, integers, texts
 from jbi_pubsub.spark.passes import Passed
 from jbi_pubsub.spark.plots import Plot, Series, by_octave
 from jbi_pubsub.spark.result import Result
-from jbi_pubsub.spark.studies.study import Data, Study, share
+from jbi_pubsub.spark.studies.study import Data, Study, share, unapplied
 
 HOTTEST: Final = 50
 _RANKS: Final = 1 << 60
@@ -93,15 +93,13 @@ def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Valu
 
 def _said(passed: Passed) -> list[tuple[str, str]]:
     """Facts on what filters have kept back, and what they could not be asked."""
-    suppressed, withheld, unknown = (passed.total(what)[0] for what in ("suppressed", "withheld", "unknown"))
+    suppressed, withheld = (passed.total(what)[0] for what in ("suppressed", "withheld"))
     facts = []
     if suppressed:
         facts.append(("suppressed", f"{suppressed:,}: matched, and a payload filter selected nothing"))
     if withheld:
         facts.append(("withheld", f"{withheld:,}: matched, and the payload filter can't be applied to the payload"))
-    if unknown:
-        facts.append(("filters not applied", f"{unknown:,} times: the payload was not kept, the whole counts"))
-    return facts
+    return facts + unapplied(passed)
 
 
 class _Load(RegistrationRow, frozen=True, kw_only=True):

@@ -69,7 +69,7 @@ def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Valu
     types = {each.registration: each.type for each in data.contracts.registrations}
     paths = _by_type(constants, published, types)
     moves, avoided, candidates = _moves(passed, judge, constants, published)
-    hits = candidates - avoided
+    hits, matched = candidates - avoided, passed.total("matched")[0]
     return Result(
         study="invariants",
         question="Which elements never change within a registration, and what would marking them as invariant save?",
@@ -80,7 +80,7 @@ def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Valu
             ("would be spared", f"{avoided:,} of them, {share(avoided, candidates)}"),
             (
                 "first-level precision",
-                f"{share(_matched(passed), candidates)} now, {share(_matched(passed), hits)} then",
+                f"{share(matched, candidates)} now, {share(matched, hits)} then",
             ),
             ("could move", f"conditions of {counted(len({row[0] for row in moves}), 'predicate')} into templates"),
         ),
@@ -211,10 +211,6 @@ def _path_of(node: object) -> str:
     if parent is None:
         return ""
     return f"{_path_of(parent)}/@{name}" if name else _path_of(parent)
-
-
-def _matched(passed: Passed) -> int:
-    return passed.total("matched")[0]
 
 
 STUDY: Final = Study("invariants", see, tell)

@@ -207,3 +207,10 @@ def counted(count: int, noun: str) -> str:
 def share(part: float, whole: float) -> str:
     """A share for people."""
     return f"{100 * part / whole:.1f} %" if whole else "-"
+
+
+def unapplied(passed: Passed) -> list[tuple[str, str]]:
+    """Fact that filters could not be applied, if there were some."""
+    unknown = passed.total("unknown")[0]
+    fact = ("filters not applied", f"{unknown:,} times: the payload was not kept, the whole counts")
+    return [fact] if unknown else []
