@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -169,6 +169,20 @@ class Federation:
             facts = self.news(0.05)
             if facts is not None and heard is not None:
                 heard(facts)
+
+    def asked(self, names: Collection[str], word: str, key: str, what: str) -> dict[str, dict[str, Any]]:
+        """A word for each of these applications; the facts with `key` that each says then, by its name. Raises
+        DemoError, which calls them `what`."""
+        said: dict[str, dict[str, Any]] = {}
+
+        def heard(facts: dict[str, Any]) -> None:
+            if key in facts:
+                said[facts["process"]] = facts
+
+        for name in names:
+            self.word(name, word)
+        self.until(lambda: len(said) == len(names), what, heard)
+        return said
 
     def stop(self) -> None:
         """End all processes, those that do not within some seconds by force; an interrupt meanwhile ends all of them by

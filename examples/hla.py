@@ -57,16 +57,8 @@ def _played(here: Federation, roles: dict[str, str], steps: int, options: Exampl
     for role, federation in roles.items():
         here.start(role, "simulation", role, federation, str(steps))
     here.until(lambda: all(role in here.ready for role in roles), "the federates")
-    for role in roles:
-        here.word(role, "start")
     options.tell("all federates are there; they start together")
-    said: dict[str, dict[str, Any]] = {}
-
-    def heard(facts: dict[str, Any]) -> None:
-        if "rows" in facts:
-            said[facts["process"]] = facts
-
-    here.until(lambda: len(said) == len(roles), "the simulations", heard)
+    said = here.asked(roles, "start", "rows", "the simulations")
     for role in roles:
         here.word(role, "end")
     return said

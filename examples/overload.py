@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -227,27 +227,13 @@ def overload(mode: str, points: int, seconds: float, link: float = math.inf) -> 
 def _count(here: Federation, mode: str, subscribers: Sequence[str], seconds: float, link: float) -> OverloadDeliveries:
     """Count deliveries from now on, for so long."""
     pid = here.pid("overload")
-    said: list[dict[str, list[float]]] = []
-    sent: list[int] = []
-
-    def heard(facts: dict[str, Any]) -> None:
-        if "late" in facts:
-            said.append(facts["late"])
-            sent.append(facts["bytes"])
-
-    def asked() -> dict[str, list[float]]:
-        sent.clear()
-        said.clear()
-        for name in subscribers:
-            here.word(name, "count")
-        here.until(lambda: len(said) == len(subscribers), "a count", heard)
-        return {name: [each for one in said for each in one.get(name, ())] for name in TYPES}
-
-    asked()
+    here.asked(subscribers, "count", "late", "a count")
     began, cpu = time.monotonic(), cpu_seconds(pid)
     time.sleep(seconds)
-    late = asked()
-    return OverloadDeliveries(mode, time.monotonic() - began, cpu_seconds(pid) - cpu, late, sum(sent), link)
+    said = here.asked(subscribers, "count", "late", "a count").values()
+    late = {name: [each for one in said for each in one["late"].get(name, ())] for name in TYPES}
+    sent = sum(one["bytes"] for one in said)
+    return OverloadDeliveries(mode, time.monotonic() - began, cpu_seconds(pid) - cpu, late, sent, link)
 
 
 # -- what came of it --------------------------------------------------------------------------------------------------

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from lxml import etree
 
 from jbi_pubsub import Config, PublisherAdapter, PublisherAdapterLight, RegistrationUid, SubscriberAdapter
+from jbi_pubsub.examples.example import DATA
 from jbi_pubsub.examples.federation import application, say
 from jbi_pubsub.examples.scenario import (
-    DATA,
     LATECOMER,
     PUBLISHERS,
     SUBSCRIBERS,

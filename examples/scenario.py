@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 from lxml import etree
 
-DATA = Path(__file__).with_name("data")
+from jbi_pubsub.examples.example import DATA
+
 CAP = (("c", "urn:oasis:names:tc:emergency:cap:1.2"),)
 IMAGERY_TYPE = "mil.af.rl.jbi.Intel_Imagery"
 TARGETS_TYPE = "mil.af.rl.jbi.Target_List"

@@ -357,18 +357,20 @@ def play_all(tell: Callable[[str], object], seconds: float) -> DemonstrationRun:
         for number, (stage, part) in enumerate(STAGES):
             watched.until(begin + part * seconds, begin)
             if number:
-                _write(file, policies(stage))
+                with written(file, mode=None) as out:  # at once, as an editor does
+                    out.write(policies(stage).encode())
                 effects[stage] = watched.changed(begin)
                 tell(f"{stage}: in force after {effects[stage]:.2f} s")
         watched.until(begin + seconds, begin)
-        published = _asked(here, publishers, "published")
+        published = here.asked(publishers, "published", "published", "what was published")
         watched.drained(seconds)
-        came = _asked(here, subscribers, "came")
+        came = here.asked(subscribers, "came", "came", "what was came")
         told = {name: here_told["told"] for name, here_told in came.items()}
         uids = {name: here.ready[name]["uids"] for name in subscribers}
         return DemonstrationRun(
             seconds,
-            {name: [_came(each, begin) for each in said["came"]] for name, said in came.items()},
+            {name: [Came(type_, published - begin, *rest) for type_, published, *rest in said["came"]]
+             for name, said in came.items()},
             told,
             watched.accounts(uids),
             watched.use,
@@ -376,30 +378,6 @@ def play_all(tell: Callable[[str], object], seconds: float) -> DemonstrationRun:
              for said in published.values() for type_, sent in said["published"].items()},
             effects,
         )  # fmt: skip
-
-
-def _came(said: Sequence[Any], begin: float) -> Came:
-    type_, published, late, size, registration, number = said
-    return Came(type_, published - begin, late, size, registration, number)
-
-
-def _write(file: Path, text: str) -> None:
-    """At once, as an editor does."""
-    with written(file, mode=None) as out:
-        out.write(text.encode())
-
-
-def _asked(here: Federation, names: Sequence[str], what: str) -> dict[str, dict[str, Any]]:
-    said: dict[str, dict[str, Any]] = {}
-
-    def heard(facts: dict[str, Any]) -> None:
-        if what in facts:
-            said[facts["process"]] = facts
-
-    for name in names:
-        here.word(name, what)
-    here.until(lambda: len(said) == len(names), f"what was {what}", heard)
-    return said
 
 
 class _DelegateWatch:
