@@ -69,45 +69,26 @@ def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Valu
     per |= {stage: {who: sums[1] for who, sums in passed.of(stage).items()} for stage in STAGES[1:]}
     totals = {stage: sum(per[stage].values()) for stage in STAGES}
     left = {stage: f"{total:,} bytes, {share(total, totals['offered'])}" for stage, total in totals.items()}
-    rows: tuple[tuple[Value, ...], ...] = tuple(
-        (who, *(per[stage].get(who, 0) for stage in STAGES), *_fit(per["compressed"].get(who, 0), seconds, rates))
-        for who in sorted(per["offered"], key=lambda who: (-per["compressed"].get(who, 0), who))
-    )
-    links = [_link(rate, [per[stage] for stage in STAGES], seconds) for rate in rates]
+    links = {rate: _link(rate, [per[stage] for stage in STAGES], seconds) for rate in rates}
     return Result(
         study="bandwidth",
         question="How many bytes would go to each subscriber, and what do predicates, filters and compression save?",
         facts=(
-            ("time", f"{seconds:,.0f} s of publications to {counted(len(rows), 'subscriber')}"),
+            ("time", f"{seconds:,.0f} s of publications to {counted(len(per['offered']), 'subscriber')}"),
             ("offered", f"{totals['offered']:,} bytes: all objects of the registrations that they match"),
             ("after predicates", left["predicates"]),
             ("after filters", left["filters"]),
             ("compressed", f"{left['compressed']}; each object alone"),
             *([("links", no_rates)] if no_rates else []),
-            *((f"links of {rate:,} bit/s", _said(link)) for rate, link in zip(rates, links, strict=True)),
+            *((f"links of {rate:,} bit/s", _said(link)) for rate, link in links.items()),
             *unapplied(passed),
         ),
         numbers={
             "seconds": round(seconds, 6),
             **{f"bytes_{stage}": totals[stage] for stage in STAGES},
-            **{f"fits_{rate}": link[-1] for rate, link in zip(rates, links, strict=True)},
+            **{f"fits_{rate}": link[-1] for rate, link in links.items()},
         },
-        tables=(
-            ResultTable(
-                name="subscribers",
-                title="Bytes of each subscriber",
-                columns=texts("subscriber") + integers(*STAGES) + numbers(*(f"fits_{rate}" for rate in rates)),
-                rows=rows,
-                note="fits_N: the share of the compressed bytes that a link of N bit/s takes in that time.",
-            ),
-            ResultTable(
-                name="links",
-                title="Subscribers whose load fits a link of its own",
-                columns=integers("bits_per_second", *STAGES) + numbers("share"),
-                rows=tuple((rate, *link) for rate, link in zip(rates, links, strict=True)),
-                note="share: of all compressed bytes, what fits.",
-            ),
-        ),
+        tables=(_subscribers(per, seconds, rates), _links(links)),
         plots=(
             Plot(
                 name="bytes",
@@ -140,6 +121,31 @@ def _offered(passed: Passed, judge: Judge) -> dict[str, int]:
         for who in {each.subscriber or each.subscription for each in said}:
             offered[who] = offered.get(who, 0) + size
     return offered
+
+
+def _subscribers(per: Mapping[str, Mapping[str, int]], seconds: float, rates: Sequence[int]) -> ResultTable:
+    packed = per["compressed"]
+    order = sorted(per["offered"], key=lambda who: (-packed.get(who, 0), who))
+    return ResultTable(
+        name="subscribers",
+        title="Bytes of each subscriber",
+        columns=texts("subscriber") + integers(*STAGES) + numbers(*(f"fits_{rate}" for rate in rates)),
+        rows=tuple(
+            (who, *(per[stage].get(who, 0) for stage in STAGES), *_fit(packed.get(who, 0), seconds, rates))
+            for who in order
+        ),
+        note="fits_N: the share of the compressed bytes that a link of N bit/s takes in that time.",
+    )
+
+
+def _links(links: Mapping[int, Sequence[int | float]]) -> ResultTable:
+    return ResultTable(
+        name="links",
+        title="Subscribers whose load fits a link of its own",
+        columns=integers("bits_per_second", *STAGES) + numbers("share"),
+        rows=tuple((rate, *link) for rate, link in links.items()),
+        note="share: of all compressed bytes, what fits.",
+    )
 
 
 def _fit(size: int, seconds: float, rates: Sequence[int]) -> list[float]:

@@ -99,14 +99,7 @@ def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Valu
                 note="Of all registrations of the type. values: how many different ones there are among them; with one "
                 "alone it tells nothing apart.",
             ),
-            ResultTable(
-                name="movable",
-                title="Conditions that templates could say",
-                columns=texts("subscription", "condition") + integers("registrations", "false_for", "spared"),
-                rows=tuple(moves),
-                note="false_for: registrations for whose objects it is never true. spared: their publications, for "
-                "which the predicate would not be evaluated.",
-            ),
+            _movable(moves),
         ),
         plots=(
             Plot(
@@ -118,6 +111,17 @@ def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Valu
                 series=(Series("pairs", ("now", "with invariants"), (float(candidates), float(hits))),),
             ),
         ),
+    )
+
+
+def _movable(moves: Sequence[tuple[str, str, int, int, int]]) -> ResultTable:
+    return ResultTable(
+        name="movable",
+        title="Conditions that templates could say",
+        columns=texts("subscription", "condition") + integers("registrations", "false_for", "spared"),
+        rows=tuple(moves),
+        note="false_for: registrations for whose objects it is never true. spared: their publications, for which the "
+        "predicate would not be evaluated.",
     )
 
 
