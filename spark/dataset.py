@@ -135,27 +135,14 @@ _REQUIRED: Final = {
 
 
 def columns(table: str) -> pa.Schema:
-    """The columns of a table, in their order. All but the first of contracts, and all but `metadata` of publications,
-    may be missing in what is given."""
+    """The columns of a table, which are the fields of its rows. All but the first of contracts, and all but `metadata`
+    of publications, may be missing in what is given."""
     import pyarrow as pa
 
-    text, number = pa.string(), pa.int64()
-    of: dict[str, list[tuple[str, pa.DataType]]] = {
-        "registrations": [
-            (name, text) for name in ("registration", "publisher", "delegate", "type", "version", "owner", "entries")
-        ],
-        "subscriptions": [
-            *((name, text) for name in ("subscription", "subscriber", "template", "predicate", "filter", "namespaces")),
-            ("language", text), ("suppress_empty", pa.bool_()), ("recipients", number), ("direct", pa.bool_()),
-            ("view", text), ("unfiltered", text), ("unlike", text), ("local", pa.bool_()),
-        ],
-        "publications": [
-            ("object_id", text), ("type", text), ("version", text), ("time", pa.float64()), ("publisher", text),
-            ("metadata", pa.binary()), ("payload_bytes", number), ("payload", pa.binary()),
-        ],
-        "rejects": [(name, text) for name in ("table", "row", "reason")],
-    }  # fmt: skip
-    return pa.schema(of[table])
+    number, data = pa.int64(), pa.binary()
+    kinds = {bool: pa.bool_(), int: number, float | None: pa.float64(), bytes: data, bytes | None: data}
+    rows = {**CONTRACTS, "publications": PublicationRow, "rejects": Reject}
+    return pa.schema([(each.name, kinds.get(each.type, pa.string())) for each in msgspec.structs.fields(rows[table])])
 
 
 def check_columns(given: pa.Schema, table: str, where: str) -> list[str]:
