@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from operator import methodcaller
 from pathlib import Path
 from typing import Final
 
@@ -273,12 +274,7 @@ def promises(found: Mapping[str, Sequence[OverloadDeliveries]]) -> list[Promise]
     def median(of: Callable[[OverloadDeliveries], float], mode: str) -> float:
         return statistics.median(map(of, found[mode]))
 
-    def important(counted: OverloadDeliveries) -> float:
-        return counted.rate("important")
-
-    def normal(counted: OverloadDeliveries) -> float:
-        return counted.rate("normal")
-
+    important, normal = (methodcaller("rate", name) for name in TYPES)
     checks: list[tuple[str, float, float, float]] = []
     base, base_total = median(important, "off"), median(OverloadDeliveries.rate, "off")
     late = median(lambda c: c.mean("important"), "off")
