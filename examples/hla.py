@@ -167,17 +167,8 @@ def _draw(file: Path, bridged: dict[str, dict[str, Any]], steps: int) -> None:
     if file.suffix != ".svg":
         raise DemoError(f"the picture can't be written to {file}: it is an .svg", hint="--out tracks.svg")
     width, height = SIZE
-    hazards = {
-        name: [(dict(row[2])["lon"], dict(row[2])["lat"]) for row in rows_of(bridged["radar"])[0] if row[1] == name]
-        for name in OWNS["storms"][1]
-    }
-    traffic = {
-        name: [
-            (dict(row[2])["longitude"], dict(row[2])["latitude"])
-            for row in rows_of(bridged["forecast"])[0] if row[1] == name
-        ]
-        for name in OWNS["flights"][1]
-    }  # fmt: skip
+    hazards = _seen("storms", rows_of(bridged["radar"])[0], "lon", "lat")
+    traffic = _seen("flights", rows_of(bridged["forecast"])[0], "longitude", "latitude")
     flown = {role: _flown(role, steps) for role in OWNS}
     looks = f'viewBox="0 0 {2 * width + 60} {height + 90}" font-family="sans-serif" font-size="12" fill="{INK}"'
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" {looks}>', f'<rect width="100%" height="100%" fill="{PAPER}"/>']
@@ -192,6 +183,11 @@ def _draw(file: Path, bridged: dict[str, dict[str, Any]], steps: int) -> None:
     except OSError as exc:
         hint = "Give --out FILE.svg"
         raise DemoError(f"the picture can't be written to {file}: {exc.strerror}", hint=hint) from exc
+
+
+def _seen(role: str, rows: Sequence[Row], east: str, north: str) -> dict[str, list[tuple[float, float]]]:
+    places = [(name, dict(values)) for _, name, values in rows]
+    return {name: [(at[east], at[north]) for of, at in places if of == name] for name in OWNS[role][1]}
 
 
 def _flown(role: str, steps: int) -> dict[str, list[tuple[float, float]]]:

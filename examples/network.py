@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -146,9 +146,6 @@ def _received(subscriber: SubscriberAdapter, subscription: Any, count: int, seco
 
 
 def _networks(name: str, node: Federation) -> list[tuple[str | int | float, ...]]:
-    proxy = NodeProxy(str(node.ready[name]["address"]), node.config.security())
-    try:
+    with closing(NodeProxy(str(node.ready[name]["address"]), node.config.security())) as proxy:
         links = proxy.networks().links
-    finally:
-        proxy.close()
     return [(name, each.name, each.sent, each.received, f"{each.repairs:.1f} %") for each in links]
