@@ -56,9 +56,9 @@ class ObjectReceiver(Protocol):
         """An object. While this waits the platform keeps what comes behind it, as far as its bounds allow."""
         ...
 
-    def lost(self, cause: str, count: int, uid: str = "", up_to: int = 0) -> None:
+    def lost(self, cause: str, count: int, uid: str = "", up_to: int = 0, name: str = "") -> None:
         """Objects were lost on the way to us (0: it is not known how many); with numbers up to `up_to` of that
-        registration, if it is known."""
+        registration, and of a type of that name, if these are known."""
         ...
 
     def waiting(self, uid: str) -> int:

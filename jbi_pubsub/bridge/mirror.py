@@ -1,6 +1,6 @@
 """Two platforms that show each other what is published on them.
 
-Theory of operation: each direction has a thread that compares what is published on the one side with what it has
+Theory of operation: each direction has a job that compares what is published on the one side with what it has
 registered on the other, when something changes and every `poll` seconds, and a subscription on the one side whose
 objects it publishes on the other. Objects of a registration that is not registered there yet, or that another bridge
 has, are parked for a while: so the first objects of a new type come, and a bridge that comes in for another one has
@@ -24,6 +24,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Final
@@ -31,7 +32,6 @@ from typing import Any, Final
 import msgspec
 
 from jbi_pubsub.codegen.repository import InformationType, TypeRepository
-from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.errors import (
     BackPressureError,
     ConfigurationError,
@@ -39,9 +39,9 @@ from jbi_pubsub.core.errors import (
     UnknownUidError,
     WireError,
 )
-from jbi_pubsub.core.guard import guarded
-from jbi_pubsub.core.info_object import InfoObject, LargeObject, SchemaBundle
+from jbi_pubsub.core.info_object import InfoObject, SchemaBundle
 from jbi_pubsub.core.signing import SigningKey
+from jbi_pubsub.core.ticker import Job
 from jbi_pubsub.core.values import converted
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.protocol.entries import BRIDGE_TYPE, HOPS_MOST, bridge_name
@@ -50,38 +50,27 @@ from jbi_pubsub.protocol.remote import RemoteAnswers
 from jbi_pubsub.protocol.requests import QueryRequest
 from jbi_pubsub.protocol.status.bridge import DirectionStatus, RemoteStatus
 
-from .intake import WholeIntake
 from .listed import BridgedRegistration
 from .members import told
-from .platform import BridgePlatform, PlatformAnswers, SelectivePlatform, shared_lookups
-from .relayed import Relayed, lose
+from .platform import BridgePlatform, PlatformAnswers, SelectivePlatform, check_apart
+from .relayed import Relayed, RelayTable, lose
 from .terms import DirectionTerms as DirectionTerms
 from .transformation import Transformation
-from .wanted import WantedIntake
+from .troubles import DirectionTroubles
+from .wanted import WantedIntake, WholeIntake
 
 log = logging.getLogger("jbi_pubsub.bridge")
 
 PARKED_SECONDS: Final = 90.0
 """Time that an object waits for its registration: longer than a bridge that has died is believed to live, and who has
 what follows is waited for then."""
-PARKED_OBJECTS: Final = 10_000
-"""Limit of one registration: as many as wait in a publisher for a side that is away. Of two bridges either may be the
-one that has it when that side is back."""
-OBJECT_BYTES: Final = 1_000
-"""That an object takes beside its metadata and payload."""
-PARKED_BYTES: Final = 64 << 20
-"""Limit of all registrations of a direction."""
-SHARE: Final = 7
-"""So many times what is free one of them may have of it: 7/8 of all when it is alone."""
 LINGER_SECONDS: Final = 10.0
 """Time that a registration that has left is kept on the other side: its last objects are on their way, and a delegate
 that restarts has it again soon."""
+STOP_SECONDS: Final = 10.0
+"""For a look that is under way, when the bridge stops."""
 ROOM_SECONDS: Final = 0.5
 """For room at the other side, until it is looked whether the bridge stops."""
-RELAYS_MOST: Final = 100_000
-"""Registrations of one direction."""
-LOST_PAUSE: Final = 1.0
-"""Seconds between two lines in the log on losses of one cause; all are counted."""
 
 
 class Direction:
@@ -103,89 +92,76 @@ class Direction:
         self._terms = terms
         self._clock = clock
         self._lock = threading.Lock()
-        """Lock of the table, and of what is counted."""
-        self._relays: dict[str, Relayed] = {}
-        self._parked = 0
-        """Bytes that are parked."""
+        """Lock of what is counted."""
+        self.counts = Counter(relayed=0, filtered=0, echoes=0, lost=0)
+        self._relays = RelayTable()
         self._local: frozenset[str] = frozenset()
         """Registrations of the source that are not for others."""
-        self._told: Cache[str, str] = Cache(RELAYS_MOST)
-        """Last trouble told of each thing that can't be done now."""
-        self._lost_told: dict[str, float] = {}
-        """When losses of a cause were told last (clock)."""
-        self._stopping = threading.Event()
-        self._wake = threading.Event()
-        self._intake: WholeIntake = (
-            WantedIntake(source, target, self, transformation, terms)
+        self._troubles = DirectionTroubles(f"{source.name} to {target.name}")
+        self._intake = (
+            WantedIntake(source, target, self, self._troubles, transformation, terms)
             if terms.wanted and isinstance(source, SelectivePlatform)
-            else WholeIntake(source, self, terms.types)
+            else WholeIntake(source, self, self._troubles, terms.types)
         )
-        self.relayed = self.filtered = self.echoes = self.lost = 0
-        self._thread = threading.Thread(target=self._run, name=f"bridge-{source.name}-{target.name}", daemon=True)
+        self._job = Job(f"bridge-{source.name}-{target.name}", terms.poll, self.look, slow=True)
 
     def start(self) -> None:
         """Begin."""
-        self._thread.start()
+        self._job.start()
 
     def wake(self) -> None:
         """Something has changed on one of the sides."""
-        self._wake.set()
+        self._job.wake()
 
     def stop(self) -> None:
-        """End the thread; the source does not listen any more."""
-        self._stopping.set()
-        self._wake.set()
-        if self._thread.is_alive():
-            self._thread.join(10.0)
+        """Look no more; the source does not listen any more."""
+        self._job.stop(STOP_SECONDS)
         self._intake.stop()
-        with self._lock:
-            relays = list(self._relays.items())
-        for uid, relay in relays:
+        for uid, relay in self._relays.items():
             self._tell_rest(uid, relay)
 
     def status(self) -> dict[str, Any]:
         """Plain data."""
+        relays = self._relays.items()
+        standing = [each for _, each in relays if each.stands]
         with self._lock:
-            relays = list(self._relays.values())
-            return {
-                "from": self.source.name,
-                "to": self.target.name,
-                **self._intake.status(),
-                "registrations": sum(each.stands for each in relays),
-                "types": sorted({str(each.published.type) for each in relays if each.stands and each.published}),
-                "waiting": {uid: each.why for uid, each in self._relays.items() if each.published and not each.stands},
-                "relayed": self.relayed,
-                "filtered": self.filtered,
-                "echoes": self.echoes,
-                "lost": self.lost,
-                "parked": sum(len(each.parked) for each in relays),
-                "trouble": list(self._told.values()),
-            }
+            counts = dict(self.counts)
+        return {
+            "from": self.source.name,
+            "to": self.target.name,
+            **self._intake.status(),
+            "registrations": len(standing),
+            "types": sorted({str(each.published.type) for each in standing if each.published}),
+            "waiting": {uid: each.why for uid, each in relays if each.published and not each.stands},
+            **counts,
+            "parked": sum(len(each.parked) for _, each in relays),
+            "trouble": self._troubles.all(),
+        }
+
+    def _count(self, what: str, number: int = 1) -> None:
+        with self._lock:
+            self.counts[what] += number
 
     # -- objects: on a thread of the source -----------------------------------------------------------------------
 
     def arrived(self, obj: InfoObject) -> None:
         """An object of the source."""
         if self._is_echo(obj.platform.via):
-            with self._lock:
-                self.echoes += 1
+            self._count("echoes")
             return
         if not self.transformation.wants(obj.type) or obj.platform.registration in self._local:
             return
-        with self._lock:
-            relay = self._relays.get(obj.platform.registration)
-            if relay is None:
-                if len(self._relays) >= RELAYS_MOST:
-                    self.lost += 1
-                    return
-                relay = self._relays[obj.platform.registration] = Relayed(seen=self._clock())
+        relay = self._relays.made(obj.platform.registration, self._clock())
+        if relay is None:
+            self._count("lost")
+            return
         with relay.lock:
             relay.last = obj.platform.sequence
             if relay.stands:
                 self._send(relay, self._clock(), obj)
             else:
                 self._park(relay, obj)
-                self._wake.set()
+                self._job.wake()
 
     def waiting(self, uid: str) -> int:
         """Number of a registration's last objects that the target has not taken. What is lost, left out, or
@@ -196,22 +172,18 @@ class Direction:
         with relay.lock:  # or one that is unparked just now would be in neither
             return self.target.unfinished(uid) + len(relay.parked) * relay.is_owed
 
-    def lost_before(self, cause: str, count: int, uid: str = "", up_to: int = 0, name: str = "") -> None:
+    def lost(self, cause: str, count: int, uid: str = "", up_to: int = 0, name: str = "") -> None:
         """Objects did not come from the source, of a type of that name, if it is known; with numbers up to `up_to` of
         that registration, if that is: its subscribers are told."""
-        with self._lock:
-            self.lost += count * (cause != "filtered")  # that is what somebody there has left out
-            is_due = self._clock() - self._lost_told.get(cause, -LOST_PAUSE) >= LOST_PAUSE and cause != "filtered"
-            self._lost_told |= {cause: self._clock()} if is_due else {}
-            relay = self._relays.setdefault(uid, Relayed()) if uid and len(self._relays) < RELAYS_MOST else None
-            others = [] if uid else list(self._relays.values())
-        lose(others, count, name)
-        if relay is not None:
+        if cause != "filtered":  # that is what somebody there has left out
+            self._count("lost", count)
+            self._troubles.tell_loss(cause, count, self._clock())
+        if not uid:
+            lose((each for _, each in self._relays.items()), count, name)
+        elif (relay := self._relays.made(uid, self._clock())) is not None:
             with relay.lock:
                 relay.untold.filtered += count
                 relay.untold.filtered_to, relay.seen = up_to, self._clock()
-        if is_due:
-            log.warning("%s to %s: %s objects lost (%s)", self.source.name, self.target.name, count or "some", cause)
 
     def _is_echo(self, via: tuple[str, ...]) -> bool:
         """Whether what has come that way is not to go this one."""
@@ -222,73 +194,35 @@ class Direction:
         uid, is_cut = obj.platform.registration, obj.platform.payload_length != obj.payload_size  # on its way to us
         changed = None if is_cut else self.transformation.apply(obj)
         if changed is None:
-            self._leave_out(relay, obj)
+            relay.untold.filtered += 1
+            relay.untold.filtered_to = obj.platform.sequence
+            self._count("filtered")
             return
-        while not self._stopping.is_set():
+        while not self._job.is_over:
             try:
                 relay.tell(self.target, uid, ROOM_SECONDS, obj.platform.sequence)
                 self.target.publish(uid, changed, self.source.name, ROOM_SECONDS, self._clock() - since)
             except BackPressureError:
                 continue
             except (UnknownUidError, WireError) as exc:  # the other side has not taken its registration back
-                self.trouble(obj.platform.registration, exc)
+                self._troubles.tell(obj.platform.registration, exc)
                 relay.stands, relay.is_stale = False, True
                 self._park(relay, obj, first=True)
                 return
             except JbiError as exc:
-                self.trouble(f"object {obj.platform.registration}", exc)
+                self._troubles.tell(f"object {obj.platform.registration}", exc)
                 break
             relay.untold.up_to = obj.platform.sequence
-            with self._lock:
-                self.relayed += 1
+            self._count("relayed")
             return
         relay.untold.lost += 1
-        with self._lock:
-            self.lost += 1
-
-    def _leave_out(self, relay: Relayed, obj: InfoObject) -> None:
-        relay.untold.filtered += 1
-        relay.untold.filtered_to = obj.platform.sequence
-        with self._lock:
-            self.filtered += 1
+        self._count("lost")
 
     def _park(self, relay: Relayed, obj: InfoObject, *, first: bool = False) -> None:
-        """Under the relay's lock; `first`: before those that are parked. The oldest of what is too much goes. Of the
-        bytes one registration has SHARE times as many as are free at most, so that no other one finds none."""
-        put = relay.parked.appendleft if first else relay.parked.append
-        put((self._clock(), obj))
-        size = _size(obj)
-        relay.bytes += size
-        with self._lock:
-            self._parked += size
-        while relay.parked and (
-            len(relay.parked) > PARKED_OBJECTS or relay.bytes > SHARE * (PARKED_BYTES - self._parked)
-        ):
-            self._give_up(relay)
+        """Under the relay's lock."""
+        self._count("lost", self._relays.park(relay, self._clock(), obj, first=first))
 
-    def _give_up(self, relay: Relayed) -> None:
-        """Under the relay's lock: the oldest does not go. What another bridge has is not lost by that."""
-        if relay.gave_up(self._unpark(relay)[1].platform.sequence):
-            with self._lock:
-                self.lost += 1
-
-    def _unpark(self, relay: Relayed) -> tuple[float, InfoObject]:
-        """Under the relay's lock: the oldest, and when it was parked (clock)."""
-        since, obj = relay.parked.popleft()
-        size = _size(obj)
-        relay.bytes -= size
-        with self._lock:
-            self._parked -= size
-        return since, obj
-
-    # -- registrations: on the direction's own thread -------------------------------------------------------------
-
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            self._wake.clear()
-            with guarded(self._thread.name):
-                self.look()
-            self._wake.wait(self._terms.poll)
+    # -- registrations: by the direction's job ------------------------------------------------------------------------
 
     def look(self) -> None:
         """Compare both sides, and do what is to be done."""
@@ -297,28 +231,24 @@ class Direction:
         self._local = frozenset(each.uid for each in found if each.is_local)
         published = {each.uid: each for each in found if self._is_for_us(each)}
         if not is_one:
-            self._intake.look(published, self._relays)
+            self._intake.look(published, {uid for uid, each in self._relays.items() if each.untold.is_awaited})
         there = {each.uid: each for each in self.target.published() if not each.has_left}
         for uid, each in published.items():
-            if self._stopping.is_set():
+            if self._job.is_over:
                 return
             self._keep(uid, each, there.get(uid))
         now = self._clock()
-        with self._lock:
-            relays = list(self._relays.items())
-        for uid, relay in relays:
+        for uid, relay in self._relays.items():
             self._tend(uid, relay, now, is_there=uid in published)
 
     def _is_one_platform(self) -> bool:
         """Whether both sides are the same platform: then there is nothing to relay."""
-        shared = shared_lookups(self.source, self.target)
-        if shared:
-            self.trouble("sides", ConfigurationError(
-                f"they are one platform, as lookup service {min(shared)} is found on both sides. Give their servers"
-                " groups of their own, or start them with --no-multicast"
-            ))  # fmt: skip
+        try:
+            check_apart(self.source, self.target)
+        except ConfigurationError as exc:
+            self._troubles.tell("sides", exc)
             return True
-        self.trouble("sides", None)
+        self._troubles.tell("sides", None)
         return False
 
     def _is_for_us(self, published: BridgedRegistration) -> bool:
@@ -327,12 +257,9 @@ class Direction:
 
     def _keep(self, uid: str, published: BridgedRegistration, there: BridgedRegistration | None) -> None:
         """A registration of the source is so on the target, unless it is there already."""
-        with self._lock:
-            relay = self._relays.get(uid)
-            if relay is None:
-                if len(self._relays) >= RELAYS_MOST:
-                    return
-                relay = self._relays[uid] = Relayed()
+        relay = self._relays.made(uid, self._clock())
+        if relay is None:
+            return
         relay.seen = self._clock()
         before, relay.published = relay.published, published
         if there is not None and there.bridge != self._bridge:
@@ -365,15 +292,15 @@ class Direction:
             self.target.register(passed, type_, bundle, via, validate=self._terms.validate)
         except JbiError as exc:
             if relay.refuse(exc, self._clock(), self._terms.poll):
-                self._wake.set()
-            self.trouble(uid, exc)
+                self._job.wake()
+            self._troubles.tell(uid, exc)
             return
-        self.trouble(uid, None)
+        self._troubles.tell(uid, None)
         relay.accept()
         with relay.lock:
             relay.stands = True
             while relay.parked and relay.stands:
-                self._send(relay, *self._unpark(relay))
+                self._send(relay, *self._relays.unpark(relay))
 
     def _drop(self, uid: str, relay: Relayed, *, waits: bool = False) -> bool:
         """Take it back on the other side; with `waits` when that has what was published: False, it has not."""
@@ -381,7 +308,7 @@ class Direction:
             if not self.target.unregister(uid, waits=waits):
                 return False
         except JbiError as exc:
-            log.info("%s: registration %s ends there with its lease: %s", self._thread.name, uid, exc)
+            log.info("%s: registration %s ends there with its lease: %s", self._job.name, uid, exc)
         with relay.lock:
             relay.stands = relay.is_stale = False
         return True
@@ -391,16 +318,15 @@ class Direction:
         with relay.lock:
             is_owed = is_there and relay.is_owed
             while relay.parked and relay.parked[0][0] < now - PARKED_SECONDS and not is_owed:
-                self._give_up(relay)
+                self._count("lost", self._relays.give_up(relay))
             has_more = bool(relay.parked)
         self._tell_rest(uid, relay)
         if is_there or has_more or now - relay.seen < LINGER_SECONDS:
             return
         if relay.stands and not self._drop(uid, relay, waits=True):
             return  # the other side is away
-        with self._lock:
-            self._relays.pop(uid, None)
-            self._told.pop(uid, None)
+        self._relays.remove(uid)
+        self._troubles.tell(uid, None)
 
     def _tell_rest(self, uid: str, relay: Relayed) -> None:
         """Tell of what was left out, where nothing has followed yet."""
@@ -409,20 +335,7 @@ class Direction:
                 if relay.stands:
                     relay.tell(self.target, uid, ROOM_SECONDS)
             except JbiError as exc:
-                log.debug("%s: the omitted objects of %s are told later: %s", self._thread.name, uid, exc)
-
-    def trouble(self, what: str, exc: JbiError | None) -> None:
-        """Something can't be done now: that is told once. None: it is done."""
-        if exc is None:
-            with self._lock:
-                self._told.pop(what, None)
-            return
-        text = f"{self.source.name} to {self.target.name}: {exc.message}"
-        with self._lock:
-            is_new = self._told.get(what) != text
-            self._told[what] = text
-        if is_new:
-            log.warning("%s", text)
+                log.debug("%s: the omitted objects of %s are told later: %s", self._job.name, uid, exc)
 
     # -- the past -------------------------------------------------------------------------------------------------
 
@@ -453,12 +366,6 @@ class Direction:
         return msgspec.structs.replace(
             changed, platform=msgspec.structs.replace(changed.platform, hops=len(via), via=via)
         )
-
-
-def _size(obj: InfoObject) -> int:
-    """Bytes of memory that an object takes, about."""
-    spooled = obj.spooled if isinstance(obj, LargeObject) else None
-    return OBJECT_BYTES + len(obj.metadata) + (spooled.cost if spooled is not None else len(obj.payload))
 
 
 class _PassedAnswers:

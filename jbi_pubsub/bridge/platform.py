@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 from jbi_pubsub.codegen.types.untyped import bundle_without
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import EntryError
+from jbi_pubsub.core.errors import ConfigurationError, EntryError
 from jbi_pubsub.core.info_object import InfoObject, SchemaBundle, TypeName
 from jbi_pubsub.core.quality import Wish
 from jbi_pubsub.lookup.item import ServiceItem
@@ -321,8 +321,10 @@ class JbiPlatform:
         self._publisher.close()
 
 
-def shared_lookups(one: BridgePlatform, other: BridgePlatform) -> frozenset[str]:
-    """The ids of lookup services that two sides have in common: then they are one platform."""
-    if not isinstance(one, JbiPlatform) or not isinstance(other, JbiPlatform):
-        return frozenset()
-    return one.lookups() & other.lookups()
+def check_apart(one: BridgePlatform, other: BridgePlatform) -> None:
+    """Raises ConfigurationError for sides that have a lookup service in common: they are one platform."""
+    if isinstance(one, JbiPlatform) and isinstance(other, JbiPlatform) and (shared := one.lookups() & other.lookups()):
+        raise ConfigurationError(
+            f"they are one platform, as lookup service {min(shared)} is found on both sides. Give their servers"
+            " groups of their own, or start them with --no-multicast"
+        )

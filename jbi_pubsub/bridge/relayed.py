@@ -18,7 +18,7 @@ from jbi_pubsub.core.errors import (
     SchemaError,
     WireError,
 )
-from jbi_pubsub.core.info_object import InfoObject
+from jbi_pubsub.core.info_object import InfoObject, LargeObject
 
 from .listed import BridgedRegistration
 
@@ -31,6 +31,17 @@ REFUSED_MOST: Final = 30.0
 DENIED_SECONDS: Final = 15.0
 """Time that a registration may be denied until that counts as for good: longer than another bridge is waited for that
 has what follows."""
+PARKED_OBJECTS: Final = 10_000
+"""Limit of one registration: as many as wait in a publisher for a side that is away. Of two bridges either may be the
+one that has it when that side is back."""
+OBJECT_BYTES: Final = 1_000
+"""That an object takes beside its metadata and payload."""
+PARKED_BYTES: Final = 64 << 20
+"""Limit of all registrations of a direction."""
+SHARE: Final = 7
+"""So many times what is free one of them may have of it: 7/8 of all when it is alone."""
+RELAYS_MOST: Final = 100_000
+"""Registrations of one direction."""
 _AWAY: Final = (WireError, LookupNotFoundError, DelegateNotFoundError)
 """Why a registration can't be made that will be as soon as the other side is there."""
 
@@ -70,7 +81,7 @@ class Untold:
 @dataclass(eq=False, slots=True)
 class Relayed:
     """A registration of the one side, as it is for the other. `lock` covers what is parked and whether it stands, and
-    is held while an object goes; the rest is the direction's own thread's."""
+    is held while an object goes; the rest is the direction's job's."""
 
     published: BridgedRegistration | None = None
     """None: its objects have come before it was seen."""
@@ -155,6 +166,73 @@ class Relayed:
         else:
             self.untold.up_to = number
         return is_loss
+
+
+class RelayTable:
+    """Registrations of a direction, and what is parked of them all. Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._relays: dict[str, Relayed] = {}
+        self._parked = 0
+        """Bytes that are parked."""
+
+    def get(self, uid: str) -> Relayed | None:
+        """One that is there."""
+        return self._relays.get(uid)
+
+    def made(self, uid: str, now: float) -> Relayed | None:
+        """One that is there from `now` (clock) on, if it was not before; None: there are too many."""
+        with self._lock:
+            found = self._relays.get(uid)
+            if found is None and len(self._relays) < RELAYS_MOST:
+                found = self._relays[uid] = Relayed(seen=now)
+            return found
+
+    def items(self) -> list[tuple[str, Relayed]]:
+        """All of them, by their ids."""
+        with self._lock:
+            return list(self._relays.items())
+
+    def remove(self, uid: str) -> None:
+        """One has left."""
+        with self._lock:
+            self._relays.pop(uid, None)
+
+    def park(self, relay: Relayed, now: float, obj: InfoObject, *, first: bool) -> int:
+        """Under the relay's lock: an object waits since `now` (clock); `first`: before those that are parked. The
+        oldest of what is too much goes; how many are lost by that. Of the bytes one registration has SHARE times as
+        many as are free at most, so that no other one finds none."""
+        put = relay.parked.appendleft if first else relay.parked.append
+        put((now, obj))
+        self._add(relay, _size(obj))
+        lost = 0
+        while relay.parked and (
+            len(relay.parked) > PARKED_OBJECTS or relay.bytes > SHARE * (PARKED_BYTES - self._parked)
+        ):
+            lost += self.give_up(relay)
+        return lost
+
+    def give_up(self, relay: Relayed) -> bool:
+        """Under the relay's lock: the oldest does not go; whether it is lost. What another bridge has is not."""
+        return relay.gave_up(self.unpark(relay)[1].platform.sequence)
+
+    def unpark(self, relay: Relayed) -> tuple[float, InfoObject]:
+        """Under the relay's lock: the oldest, and when it was parked (clock)."""
+        since, obj = relay.parked.popleft()
+        self._add(relay, -_size(obj))
+        return since, obj
+
+    def _add(self, relay: Relayed, size: int) -> None:
+        relay.bytes += size
+        with self._lock:
+            self._parked += size
+
+
+def _size(obj: InfoObject) -> int:
+    """Bytes of memory that an object takes, about."""
+    spooled = obj.spooled if isinstance(obj, LargeObject) else None
+    return OBJECT_BYTES + len(obj.metadata) + (spooled.cost if spooled is not None else len(obj.payload))
 
 
 def lose(relays: Iterable[Relayed], count: int, name: str) -> None:

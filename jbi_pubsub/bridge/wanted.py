@@ -1,4 +1,4 @@
-"""Objects that a direction of a bridge hears at its source, where that is what the other side wants alone.
+"""Objects that a direction of a bridge hears at its source: all, or what the other side wants alone.
 
 Theory of operation: the target says which types its subscriptions want of what is relayed, and by which predicates, its
 *members*. For each type with members there is one subscription at the source, whose predicate is true where one of
@@ -19,21 +19,22 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from jbi_pubsub.core.errors import JbiError, OversizeError
-from jbi_pubsub.core.guard import guarded
+from jbi_pubsub.core.info_object import InfoObject
+from jbi_pubsub.core.ticker import Job
 from jbi_pubsub.protocol.wanted import InterestMembers, Wanted, WantedType
 
-from .intake import Hearing, SideReceiver, WholeIntake
 from .listed import BridgedRegistration
-from .listening import Profile
+from .listening import ObjectReceiver, Profile
 from .members import TypeMembers
 from .platform import BridgePlatform, SelectivePlatform
-from .relayed import Relayed
 from .terms import DirectionTerms
 from .transformation import Transformation
+from .troubles import DirectionTroubles
 
 LINGER_SECONDS: Final = 10.0
 """Time that what nobody wants any more is still brought."""
@@ -41,24 +42,75 @@ FIRST_SECONDS: Final = 10.0
 """Time after which a registration has no first objects any more that could be brought."""
 FOUND_SECONDS: Final = 1.0
 """Most that pass until a registration is seen here."""
-STOP_SECONDS: Final = 5.0
 
 
-class WantedIntake(WholeIntake):
-    """Hearing of what the target wants (see the module). `_lock` covers what is told; the rest is the thread's."""
+@dataclass(frozen=True, slots=True)
+class SideReceiver:
+    """Receiver of a subscription to types of a name, for a direction. `count` is told of each object."""
+
+    direction: ObjectReceiver
+    name: str
+    count: Callable[[InfoObject], None]
+
+    def arrived(self, obj: InfoObject) -> None:
+        """An object."""
+        self.count(obj)
+        self.direction.arrived(obj)
+
+    def waiting(self, uid: str) -> int:
+        """Number of objects that the other side has not taken."""
+        return self.direction.waiting(uid)
+
+    def lost(self, cause: str, count: int, uid: str = "", up_to: int = 0, name: str = "") -> None:  # noqa: ARG002  # it is known here
+        """Objects were lost."""
+        self.direction.lost(cause, count, uid, up_to, self.name)
+
+
+class WholeIntake:
+    """All objects of some types of a source, or of all."""
+
+    def __init__(
+        self, source: BridgePlatform, direction: ObjectReceiver, troubles: DirectionTroubles, types: tuple[str, ...]
+    ) -> None:
+        self._source, self._direction, self._troubles, self._names = source, direction, troubles, types
+        self._is_on = False
+
+    def look(self, published: Mapping[str, BridgedRegistration], awaited: Container[str]) -> None:  # noqa: ARG002  # whatever is there
+        """Hear them, if that was not possible before. `published`: registrations of the source that are for the target,
+        by their ids; `awaited`: those that the target does not take until it is known what we have."""
+        if self._is_on:
+            return
+        try:
+            self._source.subscribe(self._names, self._direction)
+        except JbiError as exc:
+            self._troubles.tell("subscription", exc)
+        else:
+            self._is_on = True
+            self._troubles.tell("subscription", None)
+
+    def status(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"listening": self._is_on}
+
+    def stop(self) -> None:
+        """Change nothing any more."""
+
+
+class WantedIntake:
+    """Hearing of what the target wants (see the module). `_lock` covers what is told; the rest is the job's."""
 
     def __init__(
         self,
         source: SelectivePlatform,
         target: BridgePlatform,
-        hearing: Hearing,
+        direction: ObjectReceiver,
+        troubles: DirectionTroubles,
         transformation: Transformation,
         terms: DirectionTerms,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(target, hearing, ())
-        self._source, self._target = source, target
+        self._source, self._target, self._direction, self._troubles = source, target, direction, troubles
         self._transformation, self._poll = transformation, terms.poll
         self._clock = clock
         self._lock = threading.Lock()
@@ -69,23 +121,22 @@ class WantedIntake(WholeIntake):
         """Types of which the target takes no registration until it is known what we have: all is brought."""
         self._types: dict[str, TypeMembers] = {}
         """By the name at the source."""
-        self._stopping = False
-        self._wake = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"wanted-{target.name}", daemon=True)
+        self._is_on = False
+        self._job = Job(f"wanted-{target.name}", terms.poll, self._keep_up, slow=True)
 
-    def look(self, published: Mapping[str, BridgedRegistration], relays: Mapping[str, Relayed]) -> None:
+    def look(self, published: Mapping[str, BridgedRegistration], awaited: Container[str]) -> None:
         """See WholeIntake."""
         now = self._clock()
         with self._lock:
-            waits = [uid for uid in published if uid in relays and relays[uid].untold.is_awaited]
-            self._awaited = frozenset(published[uid].type.name for uid in waits)
+            self._awaited = frozenset(each.type.name for uid, each in published.items() if uid in awaited)
             before = self._came
             self._came = {uid: (each, before.get(uid, (each, now))[1]) for uid, each in published.items()}
-        if self._thread.ident is None:
+        if not self._is_on:
             self._source.unwant("")  # what a process before this one has asked a broker for
-            self._thread.start()
+            self._is_on = True
+            self._job.start()
             self._target.wanted(self._tell, members=True)
-        self._wake.set()
+        self._job.wake()
 
     def status(self) -> dict[str, Any]:
         """By type its members, how many subscriptions stand behind each, what is subscribed to, and how many copies did
@@ -102,35 +153,27 @@ class WantedIntake(WholeIntake):
 
     def stop(self) -> None:
         """See WholeIntake."""
-        self._stopping = True
-        self._wake.set()
-        if self._thread.ident is not None:
-            self._thread.join(STOP_SECONDS)
+        self._job.stop()
 
     def _tell(self, wanted: Wanted) -> None:
         with self._lock:
             self._told = wanted
-        self._wake.set()
+        self._job.wake()
 
-    def _run(self) -> None:
-        due = math.inf
-        while not self._stopping:
-            self._wake.wait(min(self._poll, max(0.0, due - self._clock())))
-            self._wake.clear()
-            due = math.inf
-            with guarded(self._thread.name):
-                due = self.settle()
+    def _keep_up(self) -> float:
+        """Settle; seconds until the next time."""
+        return min(self._poll, max(0.0, self.settle() - self._clock()))
 
     def settle(self) -> float:
         """Have the source tell what is wanted now; when that ends to be so for somebody who has left (clock)."""
         now = self._clock()
         with self._lock:
-            if self._told is None or self._stopping:
+            if self._told is None or self._job.is_over:
                 return math.inf
             self._take_in(self._told, now)
             goals = {name: (each.goal(), self._since(name, each, now)) for name, each in self._types.items()}
         for name, (goal, since) in goals.items():
-            if not self._stopping and goal != self._types[name].profile:
+            if not self._job.is_over and goal != self._types[name].profile:
                 self._subscribe(name, goal, since)
         with self._lock:
             self._types = {name: each for name, each in self._types.items() if each.members or each.profile}
@@ -160,7 +203,7 @@ class WantedIntake(WholeIntake):
 
     def _subscribe(self, name: str, goal: Profile | None, since: float | None) -> None:
         """One that is refused as too much is made one to all."""
-        receiver = SideReceiver(self._hearing, name, self._types[name].count)
+        receiver = SideReceiver(self._direction, name, self._types[name].count)
         try:
             if goal is None:
                 self._source.unwant(name)
@@ -173,8 +216,8 @@ class WantedIntake(WholeIntake):
                     goal = Profile(importance=goal.importance)
                     self._source.want(name, goal, receiver, since)
         except JbiError as exc:
-            self._hearing.trouble(f"subscription {name}", exc)
+            self._troubles.tell(f"subscription {name}", exc)
             return
-        self._hearing.trouble(f"subscription {name}", None)
+        self._troubles.tell(f"subscription {name}", None)
         with self._lock:
             self._types[name].profile = goal

@@ -169,7 +169,7 @@ class NodeNetworks:
             disk_bytes=told["disk_bytes"],
             own=side["own"],
             published=side["published"],
-            waiting=side["waiting"], lost=sum(way.lost for way in self._mirror.directions),
+            waiting=side["waiting"], lost=sum(way.counts["lost"] for way in self._mirror.directions),
             kept=len(self._persistence.keeping()),
             lacking=self._persistence.lacking(),
             faults=told["faults"] | side["faults"],

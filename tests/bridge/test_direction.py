@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jbi_pubsub.bridge import listening, mirror
+from jbi_pubsub.bridge import listening, mirror, relayed
 from jbi_pubsub.bridge.mirror import Direction, DirectionTerms
 from jbi_pubsub.bridge.platform import BridgedRegistration
 from jbi_pubsub.bridge.transformation import Rule, Transformation
@@ -142,13 +142,13 @@ def test_who_stands_by_keeps_as_much_as_who_waits_for_a_side_that_is_away() -> N
 
 def test_what_waits_of_one_registration_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a registration that can't be had on the other side, with more objects than may wait, and one more
-    monkeypatch.setattr(mirror, "PARKED_BYTES", 80_000)
+    monkeypatch.setattr(relayed, "PARKED_BYTES", 80_000)
     other = UID[:-1] + "1"
     target = Side("bravo")
     way = direction(Side("alpha", BridgedRegistration(other, TYPE)), target)
     for number in range(1, 101):
         way.arrived(numbered(number, b"x" * 200))
-    assert 60_000 < way._parked <= 70_000
+    assert 60_000 < way._relays._parked <= 70_000
     # When the other one's first objects come, expect that they wait
     for number in (1, 2, 3):
         way.arrived(numbered(number, b"x" * 200, other))
@@ -347,14 +347,14 @@ def test_what_nobody_wants_is_no_loss_and_what_is_lost_is_told() -> None:
         way.arrived(numbered(number))
     assert (target.got, target.left_out) == ([3, 7, 8], [])
     # When two are lost at the source, expect them told before the next object, once, behind the last one
-    way.lost_before("queue_overflow", 2, name=TYPE.name)
+    way.lost("queue_overflow", 2, name=TYPE.name)
     assert target.left_out == []
     for number in (20, 30):
         way.arrived(numbered(number))
     assert (target.got, target.left_out) == ([3, 7, 8, 20, 30], [(-2, 9)])
     # When more were lost than there are numbers between, or it is another type's, expect no more than can be
-    way.lost_before("queue_overflow", 9, name=TYPE.name)
-    way.lost_before("queue_overflow", 1, name="other")
+    way.lost("queue_overflow", 9, name=TYPE.name)
+    way.lost("queue_overflow", 1, name="other")
     way.arrived(numbered(32))
     assert target.left_out == [(-2, 9), (-1, 31)]
     # When there is a number between again, expect the rest
@@ -371,7 +371,7 @@ def test_where_it_may_be_of_several_registrations_a_loss_is_told_to_all_as_of_un
     for uid in (UID, other):
         way.arrived(numbered(1, uid=uid))
     # When something of the type is lost, expect that told where it may be
-    way.lost_before("queue_overflow", 1, name=TYPE.name)
+    way.lost("queue_overflow", 1, name=TYPE.name)
     way.arrived(numbered(2, uid=other))
     assert target.left_out == []
     way.arrived(numbered(5))
@@ -380,7 +380,7 @@ def test_where_it_may_be_of_several_registrations_a_loss_is_told_to_all_as_of_un
 
 def test_what_is_given_up_or_refused_of_what_is_sparse_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a side that goes away after the first object
-    monkeypatch.setattr(mirror, "PARKED_OBJECTS", 2)
+    monkeypatch.setattr(relayed, "PARKED_OBJECTS", 2)
     way, target = sparse_way(UID)
     way.arrived(numbered(1))
     target.fails, target.refusal = [WireError("away")], WireError("away")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jbi_pubsub.bridge import listed
+from jbi_pubsub.bridge import listed, relayed
 from jbi_pubsub.bridge import mirror as mirroring
 from jbi_pubsub.bridge import platform as platforms
 from jbi_pubsub.bridge.mirror import Direction, DirectionTerms, Mirror
@@ -425,4 +425,4 @@ def test_what_lies_in_a_file_is_parked_at_what_it_takes_in_memory() -> None:
     for chunk in (pack(head, b"").parts[0], bytes(3_000_000)):
         coming.add(memoryview(chunk))
     # Expect a bridge that waits for a platform to count a part of it
-    assert mirroring._size(coming.info_object(0)) < 1_000_000
+    assert relayed._size(coming.info_object(0)) < 1_000_000

@@ -25,6 +25,7 @@ from jbi_pubsub.bridge.wanted import LINGER_SECONDS, WantedIntake
 from jbi_pubsub.core.config import ArchiveSection, QueueSection
 from jbi_pubsub.core.errors import AccessDeniedError, JbiError, OversizeError, WireError
 from jbi_pubsub.core.info_object import TypeName
+from jbi_pubsub.core.ticker import Job
 from jbi_pubsub.protocol.wanted import EVERYTHING, InterestMembers, Wanted, WantedPredicate, WantedType
 from tests.bridge.conftest import ALPHA, BRAVO, Place, taken
 
@@ -469,33 +470,33 @@ class Target:
 
 
 class Ear:
-    """A direction that hears nothing."""
+    """A direction that hears nothing, and its troubles."""
 
     def __init__(self) -> None:
         self.troubles: list[str] = []
 
+    def tell(self, what: str, exc: JbiError | None) -> None:
+        if exc is not None:
+            self.troubles.append(what)
+
     def arrived(self, obj: Any) -> None: ...
 
-    def lost_before(self, *_: Any) -> None: ...
+    def lost(self, *_: Any) -> None: ...
 
     def waiting(self, uid: str) -> int:  # noqa: ARG002  # the protocol's
         return 0
-
-    def trouble(self, what: str, exc: JbiError | None) -> None:
-        if exc is not None:
-            self.troubles.append(what)
 
 
 class Desk:
     """What is wanted, by hand: no thread, and a clock that is set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(threading.Thread, "start", lambda _thread: None)
+        monkeypatch.setattr(Job, "start", lambda _job: None)
         self.now = 100.0
         self.source, self.target, self.ear = Source(), Target(), Ear()
         self.intake = WantedIntake(
-            self.source, self.target, self.ear, Transformation(("*",), (), ()), DirectionTerms(wanted=True),  # type: ignore[arg-type]
-            clock=lambda: self.now,
+            self.source, self.target, self.ear, self.ear, Transformation(("*",), (), ()),  # type: ignore[arg-type]
+            DirectionTerms(wanted=True), clock=lambda: self.now,
         )  # fmt: skip
         self.intake.look({"r": BridgedRegistration("r", TypeName("t"))}, {})
 
