@@ -314,7 +314,7 @@ def test_profile_with_a_constraint_that_is_none_stops_no_following(
         bob.watch(name, "", _nobody)
     # When somebody follows it, expect all that makes sense, and to be told once of the rest
     here.client("anna").follow("bob", lambda event: seen.add(event.domain))
-    (followed,) = here._members[1]._followed.values()  # type: ignore[union-attr]  # anna
+    (followed,) = here._members[1]._followed.values()  # type: ignore[attr-defined]  # anna
     eventually(lambda: len(followed._kept) == 9)
     for name in names:
         here.publish(StructuredEvent(name, "Monitoring"), MONITORING)
