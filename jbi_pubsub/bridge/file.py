@@ -234,8 +234,21 @@ class Platforms(NamedTuple):
         return tuple(self.file.side)
 
     def check(self, base: Config) -> None:
-        """Raises ConfigurationError."""
-        check_sides(self.path, self.file, base, self.kinds)
+        """As far as that can be said without opening them. Raises ConfigurationError."""
+        for name, table in self.file.side.items():
+            kind = _kind(self.path, name, table)
+            if kind in self.kinds:
+                self.kinds[kind].checked(self.path, name, table, base)
+            elif kind == "jbi":
+                settings_of(self.path, name, side_of(self.path, name, table, JbiSide), base)
+            elif kind == "mqtt":
+                from .mqtt import MqttSide, check_side  # here: an extra, which others need not have
+
+                side = side_of(self.path, name, table, MqttSide)
+                with told(self.path, f"side.{name}"):
+                    check_side(side, self.path.parent)
+            elif plugins.find("platform", kind) is None:
+                raise _unknown_kind(self.path, name, kind)
 
     def explained(self, type_name: str | None) -> BridgeExplanation:
         """Explanation of what becomes of types."""
@@ -260,8 +273,46 @@ class Platforms(NamedTuple):
         return [*rows, (*ends, f"{' '.join(way.types)}{without}", "", "")]
 
     def opened(self, base: Config) -> Mirror:
-        """See `opened`."""
-        return opened(self.path, self.file, base, self.kinds)
+        """A bridge that is not started yet; nobody need be there. `base`: the settings of this process. Raises
+        ConfigurationError, PortInUseError."""
+        bridge = f"{self.file.name}-{token_hex(4)}"
+        sides: dict[str, BridgePlatform] = {}
+        try:
+            for name, table in self.file.side.items():
+                sides[name] = self._side(name, table, base, bridge)
+            ways = []
+            for way in self.file.ways:
+                types = tuple(dict.fromkeys(way.types)) if literal(way.types) else ()  # each has a subscription
+                terms = DirectionTerms(types, self.file.poll, way.validate, passes=way.passes, wanted=way.wanted)
+                source, target = sides[way.source], sides[way.target]
+                ways.append(Direction(source, target, transformation_of(self.path, way), bridge=bridge, terms=terms))
+        except BaseException:
+            for side in sides.values():
+                side.close()
+            raise
+        one, other = sides.values()
+        return Mirror((one, other), tuple(ways), name=self.file.name)
+
+    def _side(self, name: str, table: Mapping[str, Any], base: Config, bridge: str) -> BridgePlatform:
+        kind = _kind(self.path, name, table)
+        lasting = bridge.rpartition("-")[0]  # the bridge's name, over all its processes
+        if kind in self.kinds:
+            return self.kinds[kind].opened(self.path, name, table, base, bridge)
+        if kind == "jbi":
+            side: JbiSide = side_of(self.path, name, table, JbiSide)
+            delegate, location, *_ = (*side.delegate, None, None)
+            settings, durable = settings_of(self.path, name, side, base), f"bridge-{lasting}" if side.durable else ""
+            return JbiPlatform(name, settings, (delegate, location), bridge, durable=durable)
+        if kind == "mqtt":
+            from .mqtt import MqttPlatform, MqttSide  # here, for the same reason
+
+            with told(self.path, f"side.{name}"):
+                return MqttPlatform(name, side_of(self.path, name, table, MqttSide), lasting, folder=self.path.parent)
+        made = plugins.find("platform", kind)
+        if made is None:
+            raise _unknown_kind(self.path, name, kind)
+        platform: BridgePlatform = made(name, dict(table), bridge)
+        return platform
 
 
 def check_frame(path: Path, names: tuple[str, ...], ways: Iterable[tuple[str, str]]) -> None:
@@ -289,66 +340,6 @@ def transformation_of(path: Path, way: DirectionTable) -> Transformation:
     """Transformation of a direction. Raises ConfigurationError, with the file and the direction."""
     with told(path, f"from {way.source} to {way.target}"):
         return Transformation(way.types, way.without, way.rule)
-
-
-def opened(path: Path, file: BridgeFile, base: Config, kinds: Mapping[str, Kind] = NO_KINDS) -> Mirror:
-    """A bridge that is not started yet; nobody need be there. `base`: the settings of this process. Raises
-    ConfigurationError, PortInUseError."""
-    bridge = f"{file.name}-{token_hex(4)}"
-    sides: dict[str, BridgePlatform] = {}
-    try:
-        for name, table in file.side.items():
-            kind = kinds.get(_kind(path, name, table))
-            sides[name] = (kind.opened if kind is not None else _side)(path, name, table, base, bridge)
-        ways = []
-        for way in file.ways:
-            types = tuple(dict.fromkeys(way.types)) if literal(way.types) else ()  # each has a subscription
-            terms = DirectionTerms(types, file.poll, way.validate, passes=way.passes, wanted=way.wanted)
-            source, target = sides[way.source], sides[way.target]
-            ways.append(Direction(source, target, transformation_of(path, way), bridge=bridge, terms=terms))
-    except BaseException:
-        for side in sides.values():
-            side.close()
-        raise
-    one, other = sides.values()
-    return Mirror((one, other), tuple(ways), name=file.name)
-
-
-def check_sides(path: Path, file: BridgeFile, base: Config, kinds: Mapping[str, Kind] = NO_KINDS) -> None:
-    """As far as that can be said without opening them. Raises ConfigurationError."""
-    for name, table in file.side.items():
-        kind = _kind(path, name, table)
-        if kind in kinds:
-            kinds[kind].checked(path, name, table, base)
-        elif kind == "jbi":
-            settings_of(path, name, side_of(path, name, table, JbiSide), base)
-        elif kind == "mqtt":
-            from .mqtt import MqttSide, check_side  # here: an extra, which others need not have
-
-            side = side_of(path, name, table, MqttSide)
-            with told(path, f"side.{name}"):
-                check_side(side, path.parent)
-        elif plugins.find("platform", kind) is None:
-            raise _unknown_kind(path, name, kind)
-
-
-def _side(path: Path, name: str, table: Mapping[str, Any], base: Config, bridge: str) -> BridgePlatform:
-    kind, lasting = _kind(path, name, table), bridge.rpartition("-")[0]  # the bridge's name, over all its processes
-    if kind == "jbi":
-        side = side_of(path, name, table, JbiSide)
-        delegate = (*side.delegate, None, None)[:2]
-        settings, durable = settings_of(path, name, side, base), f"bridge-{lasting}" if side.durable else ""
-        return JbiPlatform(name, settings, (delegate[0], delegate[1]), bridge, durable=durable)
-    if kind == "mqtt":
-        from .mqtt import MqttPlatform, MqttSide  # here, for the same reason
-
-        with told(path, f"side.{name}"):
-            return MqttPlatform(name, side_of(path, name, table, MqttSide), lasting, folder=path.parent)
-    made = plugins.find("platform", kind)
-    if made is None:
-        raise _unknown_kind(path, name, kind)
-    platform: BridgePlatform = made(name, dict(table), bridge)
-    return platform
 
 
 def _kind(path: Path, name: str, table: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from jbi_pubsub import Config
-from jbi_pubsub.bridge.file import JbiSide, check_sides, opened, read, settings_of
+from jbi_pubsub.bridge.file import JbiSide, described, settings_of
 from jbi_pubsub.cli.app import run as jbi
 from jbi_pubsub.core import plugins
 from jbi_pubsub.core.errors import ConfigurationError
@@ -41,7 +41,7 @@ def test_the_bridge_to_a_broker_of_the_page_is_one(tmp_path: Path, capsys: pytes
     said = json.loads(capsys.readouterr().out)
     assert [(way["from"], way["to"]) for way in said["directions"]] == [("alpha", "field"), ("field", "alpha")]
     # And that it opens, waits for whoever is not there, and closes
-    mirror = opened(file, read(file), Config())
+    mirror = described(file).opened(Config())
     mirror.close()
 
 
@@ -108,7 +108,7 @@ def test_a_file_that_is_none_is_told_with_what_was_meant(text: str, why: str, tm
     file.write_text(text)
     # When it is checked, expect the file, what is wrong and what was meant
     with pytest.raises(ConfigurationError) as raised:
-        check_sides(file, read(file), Config())
+        described(file).check(Config())
     assert re.search(why, str(raised.value))
     assert str(file.name) in str(raised.value)
 
@@ -172,8 +172,8 @@ def test_another_kind_of_platform_is_a_plug_in(tmp_path: Path, monkeypatch: pyte
     file = tmp_path / "bridge.toml"
     file.write_text('name = "n"\n[side.a]\nkind = "acme"\nat = 7\n[side.b]\nkind = "acme"\n')
     # When a bridge has such sides, expect them made of their tables, and closed
-    check_sides(file, read(file), Config())
-    opened(file, read(file), Config()).close()
+    described(file).check(Config())
+    described(file).opened(Config()).close()
     assert made[:2] == [("a", {"kind": "acme", "at": 7}, "n"), ("b", {"kind": "acme"}, "n")]
     assert made[2:] == ["closed"] * 4
 
@@ -185,7 +185,7 @@ def test_a_type_that_a_direction_names_twice_is_subscribed_to_once(tmp_path: Pat
     sides = "".join(f'[side.{name}]\nlocators = ["127.0.0.1:9"]\n' for name in "ab")
     file.write_text(sides + '[[direction]]\nfrom = "a"\nto = "b"\ntypes = ["t", "u", "t"]\n')
     # When it is opened, expect a subscription for each
-    mirror = opened(file, read(file), Config())
+    mirror = described(file).opened(Config())
     asked: list[Sequence[str]] = []
     mirror.sides[0].subscribe = lambda types, _arrived: asked.append(types)  # type: ignore[assignment, method-assign]
     mirror.directions[0].look()
