@@ -424,6 +424,18 @@ def test_another_process_with_the_same_client_id_is_told(
     eventually(lambda: "Session taken over another process has our client id" in caplog.text)
 
 
+def test_a_broker_that_we_leave_is_not_told_to_be_away(
+    side: Any, eventually: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Given a connection to a broker
+    _broker, platform, _heard = side(b"")
+    eventually(lambda: platform.status()["connected"], what=platform.status)
+    # When we leave, expect no trouble
+    platform.close()
+    assert platform.status()["trouble"] == ""
+    assert "is away" not in caplog.text
+
+
 def test_a_broker_that_reads_nothing_does_not_take_our_memory(
     side: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

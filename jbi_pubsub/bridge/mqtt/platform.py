@@ -441,6 +441,7 @@ class MqttPlatform(PlainPlatform):
             time.sleep(ROOM_PAUSE)
         if left := len(self._unacknowledged):
             log.warning("%s (%s): %d messages are not acknowledged", self.name, self._side.broker, left)
+        self._stopping.set()
         self._client.disconnect()
         self._client.loop_stop()
         self._inbox.end()
