@@ -93,7 +93,6 @@ class MqttPlatform(PlainPlatform):
         self._lost: Counter[str] = Counter()
         self._packet_most = 0
         self._trouble = ""
-        self._told = ""
         self._is_listening = True
         self._may = threading.Event()
         """Somebody is told of objects, or we leave."""
@@ -105,8 +104,8 @@ class MqttPlatform(PlainPlatform):
 
     def _opened(self, side: MqttSide, bridge: str, folder: Path) -> Client:
         mqtt = library().client
-        self._packets = PACKET_MOST + side.max_payload
-        client: Client = lasting_client(mqtt, self._broken, self._unreadable, self._inbox.is_stalled, self._packets)(
+        packets = PACKET_MOST + side.max_payload
+        client: Client = lasting_client(mqtt, self._broken, self._unreadable, self._inbox.is_stalled, packets)(
             mqtt.CallbackAPIVersion.VERSION2,
             client_id=side.client_id or f"jbi-{bridge}-{self.name}",  # the same in each process
             protocol=mqtt.MQTTv5,
@@ -121,7 +120,7 @@ class MqttPlatform(PlainPlatform):
         client.on_connect_fail = self._on_connect_fail
         client.on_message, client.on_publish = self._on_message, self._on_publish
         client.on_subscribe = self._on_subscribe
-        asked = session_asked(self._inbox.most, self._packets, side.session)
+        asked = session_asked(self._inbox.most, packets, side.session)
         host, port = address(side)
         self._connect = partial(
             client.connect_async, host, port, keepalive=KEEPALIVE, clean_start=False, properties=asked
@@ -411,10 +410,9 @@ class MqttPlatform(PlainPlatform):
 
     def _tell(self, trouble: str) -> None:
         """Once, and when it is over."""
-        if trouble != self._told:
-            self._told = trouble
+        if trouble != self._trouble:
+            self._trouble = trouble
             log.warning("%s (%s): %s", self.name, self._side.broker, trouble or "the broker answers")
-        self._trouble = trouble
 
     # -- the rest -------------------------------------------------------------------------------------------------
 
