@@ -243,12 +243,12 @@ def codecs() -> dict[str, Codec]:
 CODECS: Final[Mapping[str, Codec]] = codecs()
 
 
-def codec_of(name: str, known: Mapping[str, Codec] = CODECS) -> Codec:
+def codec_of(name: str) -> Codec:
     """Raises ConfigurationError for one that is not known."""
-    found = known.get(name)
+    found = CODECS.get(name)
     if found is None:
         raise ConfigurationError(
-            f"no data type {name[:100]!r} that can be decoded", hint=near_hint(name, sorted(known))
+            f"no data type {name[:100]!r} that can be decoded", hint=near_hint(name, sorted(CODECS))
         )
     return found
 
