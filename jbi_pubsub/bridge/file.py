@@ -24,10 +24,9 @@ from jbi_pubsub.core.toml import TomlDocument, TomlError, TomlTable
 from jbi_pubsub.core.wire.address import check_endpoint
 from jbi_pubsub.protocol.entries import PLATFORM_NAME
 
-from .listed import Passing
+from .listed import DirectionTerms, Passing
 from .mirror import Direction, Mirror
 from .platform import BridgePlatform, JbiPlatform
-from .terms import DirectionTerms
 from .transformation import Rule, Transformation, literal
 
 NAME_MOST: Final = 48

@@ -1,10 +1,13 @@
-"""Registrations as bridges see them, and as lookup services of our own platforms list them."""
+"""Registrations as bridges see them, as lookup services of our own platforms list them, and as a direction passes them
+on."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
+
+import msgspec
 
 from jbi_pubsub.core.errors import EntryError
 from jbi_pubsub.core.info_object import TypeName
@@ -82,15 +85,35 @@ class BridgedRegistration(RegistrationNumbers):
     """Service that knows its schema; None: there is none."""
 
 
+class DirectionTerms(msgspec.Struct, frozen=True):
+    """Terms of a direction beside its transformation."""
+
+    types: tuple[str, ...] = ()
+    """Names of the types that are subscribed to; () for all."""
+    poll: float = 2.0
+    validate: bool = True
+    """Whether the other side checks metadata by their schema once more."""
+    wanted: bool = False
+    """Whether what the other side wants is brought alone (see wanted.py)."""
+    passes: tuple[Passing, ...] = ()
+    """Wishes of publishers that hold on the other side, too."""
+
+    def passed(self, published: BridgedRegistration, first: int | None) -> BridgedRegistration:
+        """A registration as it is for the other side, which has all its objects from number `first` on."""
+        is_sparse = first is not None and (published.is_sparse or self.wanted)
+        passes = tuple(dict.fromkeys((*published.passes, *self.passes)))
+        return replace(published, first=first, is_sparse=is_sparse, passes=passes)
+
+
 def listed(item: ServiceItem, *, has_left: bool) -> BridgedRegistration:
     """The registration of an item. Raises EntryError for one that is none."""
-    described = next((rep for rep in item.entries if rep.cls.name == InformationType.entry_name), None)
+    reps = {rep.cls.name: rep for rep in reversed(item.entries)}
+    described, key = reps.get(InformationType.entry_name), reps.get(SigningKeyEntry.entry_name)
     if described is None:
         raise EntryError("a registration that says nothing of its type", entry_class=InformationType.entry_name)
     told = InformationType.from_rep(described)
     if not told.name or not told.version:
         raise EntryError("a registration without a type", entry_class=InformationType.entry_name)
-    key = next((rep for rep in item.entries if rep.cls.name == SigningKeyEntry.entry_name), None)
     origin, terms = origin_of(item.entries), sending_terms(item.entries)
     return BridgedRegistration(
         item.service_id,
@@ -99,9 +122,9 @@ def listed(item: ServiceItem, *, has_left: bool) -> BridgedRegistration:
         SigningKeyEntry.from_rep(key).signing_key() if key is not None else None,
         origin.via if origin is not None else (),
         origin.bridge if origin is not None else "",
-        any(rep.cls.name == LocalEntry.entry_name for rep in item.entries),
-        _expiration(item),
-        any(rep.cls.name == PersistentEntry.entry_name for rep in item.entries),
+        LocalEntry.entry_name in reps,
+        _expiration(reps.get(ExpirationEntry.entry_name)),
+        PersistentEntry.entry_name in reps,
         terms.importance,
         terms.sending,
         has_left=has_left,
@@ -111,9 +134,8 @@ def listed(item: ServiceItem, *, has_left: bool) -> BridgedRegistration:
     )
 
 
-def _expiration(item: ServiceItem) -> float:
+def _expiration(rep: EntryRep | None) -> float:
     """Raises EntryError for what is no time."""
-    rep = next((rep for rep in item.entries if rep.cls.name == ExpirationEntry.entry_name), None)
     text = ExpirationEntry.from_rep(rep).seconds if rep is not None else None
     try:
         seconds = float(text or 0.0)

@@ -26,7 +26,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import msgspec
@@ -51,10 +51,10 @@ from jbi_pubsub.protocol.requests import QueryRequest
 from jbi_pubsub.protocol.status.bridge import DirectionStatus, RemoteStatus
 
 from .listed import BridgedRegistration
+from .listed import DirectionTerms as DirectionTerms
 from .members import told
 from .platform import BridgePlatform, PlatformAnswers, SelectivePlatform, check_apart
-from .relayed import Relayed, RelayTable, lose
-from .terms import DirectionTerms as DirectionTerms
+from .relayed import Relayed, RelayTable
 from .transformation import Transformation
 from .troubles import DirectionTroubles
 from .wanted import WantedIntake, WholeIntake
@@ -179,7 +179,7 @@ class Direction:
             self._count("lost", count)
             self._troubles.tell_loss(cause, count, self._clock())
         if not uid:
-            lose((each for _, each in self._relays.items()), count, name)
+            self._relays.lose(count, name)
         elif (relay := self._relays.made(uid, self._clock())) is not None:
             with relay.lock:
                 relay.untold.filtered += count
@@ -409,7 +409,7 @@ class Mirror:
         for side in self.sides:
             side.watch(self._wake)
         for direction in self.directions:
-            direction.target.provide(_Door(self, direction))
+            direction.target.provide(_Door(direction.answers, self.told))
             direction.start()
 
     def _wake(self) -> None:
@@ -445,18 +445,13 @@ class Mirror:
             side.close()
 
 
+@dataclass
 class _Door:
     """A bridge as the target of one of its directions knows it (see protocol.remote.RemoteArchive)."""
 
-    service_type = BRIDGE_TYPE
-
-    def __init__(self, mirror: Mirror, direction: Direction) -> None:
-        self._mirror = mirror
-        self.answers = direction.answers
-
-    def status(self) -> RemoteStatus:
-        """See RemoteArchive."""
-        return self._mirror.told()
+    answers: Callable[[QueryRequest], RemoteAnswers]
+    status: Callable[[], RemoteStatus]
+    service_type: str = BRIDGE_TYPE
 
 
 def _renamed(published: BridgedRegistration, bundle: SchemaBundle, obj: InfoObject) -> BridgedRegistration:

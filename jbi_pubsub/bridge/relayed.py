@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -199,6 +198,15 @@ class RelayTable:
         with self._lock:
             self._relays.pop(uid, None)
 
+    def lose(self, count: int, name: str) -> None:
+        """So many objects (0: it is not known how many) were lost of types of that name ("": of any), of one of these
+        or of several: those that are sparse are to tell it."""
+        sparse = [each for _, each in self.items() if each.untold.is_sparse and each.has_name(name)]
+        for each in sparse:
+            with each.lock:
+                each.untold.lost += count
+                each.untold.is_unsure |= not count or len(sparse) > 1
+
     def park(self, relay: Relayed, now: float, obj: InfoObject, *, first: bool) -> int:
         """Under the relay's lock: an object waits since `now` (clock); `first`: before those that are parked. The
         oldest of what is too much goes; how many are lost by that. Of the bytes one registration has SHARE times as
@@ -233,13 +241,3 @@ def _size(obj: InfoObject) -> int:
     """Bytes of memory that an object takes, about."""
     spooled = obj.spooled if isinstance(obj, LargeObject) else None
     return OBJECT_BYTES + len(obj.metadata) + (spooled.cost if spooled is not None else len(obj.payload))
-
-
-def lose(relays: Iterable[Relayed], count: int, name: str) -> None:
-    """So many objects (0: it is not known how many) were lost of types of that name ("": of any), of one of these or of
-    several: those that are sparse are to tell it."""
-    sparse = [each for each in relays if each.untold.is_sparse and each.has_name(name)]
-    for each in sparse:
-        with each.lock:
-            each.untold.lost += count
-            each.untold.is_unsure |= not count or len(sparse) > 1

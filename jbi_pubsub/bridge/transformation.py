@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -50,9 +50,9 @@ class Transformation:
     def __init__(self, types: Sequence[str], without: Sequence[str], rules: Sequence[Rule]) -> None:
         """`types` are the globs of the types that go, but for those `without`. Raises ConfigurationError,
         PredicateError, SchemaError for a name that no type can have."""
-        self._types, self._without = _Globs(types), _Globs(without)
+        self._types, self._without = _globs(types), _globs(without)
         self._kept = RESERVED.keys() - set(types)
-        self._rules = [(_Globs(rule.types), rule, _condition(rule)) for rule in rules]
+        self._rules = [(_globs(rule.types), rule, _condition(rule)) for rule in rules]
         self._conditions: Cache[str, Predicate | None] = Cache(TYPES_REMEMBERED, self._condition_of)
         for rule in rules:
             if rule.name and (len(rule.types) != 1 or _is_glob(rule.types[0])):
@@ -67,7 +67,8 @@ class Transformation:
 
     def wants(self, type_: TypeName) -> bool:
         """Whether objects of a type of the one side are for the other."""
-        return self._types(type_.name) and not self._without(type_.name) and type_.name not in self._kept
+        name = type_.name
+        return bool(self._types(name)) and not self._without(name) and name not in self._kept
 
     def named(self, type_: TypeName) -> TypeName:
         """Name of a type on the other side."""
@@ -101,14 +102,9 @@ class Transformation:
         return next((where for matches, _, where in self._rules if matches(name)), None)
 
 
-class _Globs:
-    """Whether a name is one of some."""
-
-    def __init__(self, globs: Sequence[str]) -> None:
-        self._pattern = re.compile("|".join(map(fnmatch.translate, globs)) or r"(?!)")
-
-    def __call__(self, name: str) -> bool:
-        return self._pattern.match(name) is not None
+def _globs(globs: Sequence[str]) -> Callable[[str], object]:
+    """Pattern that matches names that one of some globs stands for."""
+    return re.compile("|".join(map(fnmatch.translate, globs)) or r"(?!)").match
 
 
 def _is_glob(name: str) -> bool:

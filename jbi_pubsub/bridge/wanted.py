@@ -28,11 +28,10 @@ from jbi_pubsub.core.info_object import InfoObject
 from jbi_pubsub.core.ticker import Job
 from jbi_pubsub.protocol.wanted import InterestMembers, Wanted, WantedType
 
-from .listed import BridgedRegistration
+from .listed import BridgedRegistration, DirectionTerms
 from .listening import ObjectReceiver, Profile
 from .members import TypeMembers
 from .platform import BridgePlatform, SelectivePlatform
-from .terms import DirectionTerms
 from .transformation import Transformation
 from .troubles import DirectionTroubles
 
