@@ -40,7 +40,6 @@ from jbi_pubsub.core.errors import (
     WireError,
 )
 from jbi_pubsub.core.info_object import InfoObject, SchemaBundle
-from jbi_pubsub.core.signing import SigningKey
 from jbi_pubsub.core.ticker import Job
 from jbi_pubsub.core.values import converted
 from jbi_pubsub.core.xml import parse_metadata
@@ -377,6 +376,7 @@ class _PassedAnswers:
         self._answers = answers
         self._seen = seen
         self._request = request
+        self.signing_key, self.cancel = answers.signing_key, answers.cancel
 
     def __iter__(self) -> Iterator[InfoObject]:
         return chosen(filter(None, map(self._seen, self._answers)), self._request)
@@ -385,14 +385,6 @@ class _PassedAnswers:
     def lacks(self) -> str:
         """Note on what is missing."""
         return self._answers.lacks
-
-    def signing_key(self, uid: str) -> SigningKey | None:
-        """See RemoteAnswers."""
-        return self._answers.signing_key(uid)
-
-    def cancel(self) -> None:
-        """Cancel the query."""
-        self._answers.cancel()
 
 
 class Mirror:

@@ -150,7 +150,8 @@ class JbiPlatform:
         """`delegate`: the characteristics of one that takes relayed registrations, None for any; `bridge`: our id;
         `durable`: what the subscriptions are called there that go on where a bridge before this one has got to; "":
         they do not. Nobody need be there yet."""
-        self._name = name
+        self.name = name
+        """Name in `via`."""
         self._config = config
         self._delegate = delegate
         self._lock = threading.Lock()
@@ -167,11 +168,6 @@ class JbiPlatform:
         """By which queries come to the other side."""
         self._cache = self._subscriber.registrations(self)
         self._is_listening = True
-
-    @property
-    def name(self) -> str:
-        """Name in `via`."""
-        return self._name
 
     def lookups(self) -> frozenset[str]:
         """The ids of its lookup services, of those that answer."""
@@ -190,7 +186,7 @@ class JbiPlatform:
             try:
                 found.append(listed(item, has_left=uid not in standing))
             except EntryError as exc:
-                log.debug("%s: registration %s is left out: %s", self._name, item.service_id[:64], exc)
+                log.debug("%s: registration %s is left out: %s", self.name, item.service_id[:64], exc)
         return found
 
     def watch(self, changed: Callable[[], None]) -> None:
