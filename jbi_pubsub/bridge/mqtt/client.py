@@ -1,4 +1,5 @@
-"""paho's client, with bounds on what a broker sends; what else of the library is used is had by `library`."""
+"""paho's client, with bounds on what a broker sends, and its session; what else of the library is used is had by
+`library`."""
 
 from __future__ import annotations
 
@@ -8,17 +9,22 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from jbi_pubsub.core.errors import ConfigurationError, JbiError
+from jbi_pubsub.core.backoff import Backoff
+from jbi_pubsub.core.errors import ConfigurationError, JbiError, ProtocolError
 from jbi_pubsub.core.info_object import Cause
 from jbi_pubsub.core.wire.tls import explained
 
 if TYPE_CHECKING:
-    from paho.mqtt.client import Client
+    from paho.mqtt.client import Client, MQTTMessage
 
 PROPERTIES_MOST: Final = 64 << 10
 """Bytes of a message's properties; paho's time for them goes up with their square."""
 ALIASES_MOST: Final = 16
 """Topics that the broker may send as a number (Topic Alias Maximum)."""
+AGAIN_MOST: Final = 30.0
+"""Seconds until a broker is connected to again that ends connections, or sends what can't be read."""
+STEADY_SECONDS: Final = 10.0
+"""A connection that lasts so long is none of these."""
 ANSWERS_MOST: Final = 10_000
 """Packets that wait for a broker that reads none."""
 READ_PAUSE: Final = 0.01
@@ -167,3 +173,46 @@ def session_asked(most: int, size: int, seconds: int) -> Any:
     asked.ReceiveMaximum, asked.MaximumPacketSize = most, min(size, (1 << 32) - 1)
     asked.SessionExpiryInterval, asked.TopicAliasMaximum = seconds, ALIASES_MOST
     return asked
+
+
+class MqttSession:
+    """Our session at a broker, and the connection that it has now. For paho's thread; others read."""
+
+    def __init__(self) -> None:
+        self.connection = 0
+        """Number of the connection."""
+        self.is_kept = False
+        """The broker had our session when this connection began."""
+        self.lost = 0
+        """Sessions that the broker had no more."""
+        self._since = 0.0
+        """When the connection began (monotonic seconds)."""
+        self._backoff = Backoff(2.0, AGAIN_MOST)
+        self._aliases: dict[int, bytes] = {}
+
+    def begin(self, *, is_kept: bool) -> bool:
+        """A connection begins; whether the session of the one before is lost."""
+        is_lost, self.is_kept = bool(self.connection) and not is_kept, is_kept
+        self.connection += 1
+        self._since = time.monotonic()
+        self._aliases.clear()
+        self.lost += is_lost
+        return is_lost
+
+    def pause(self) -> float:
+        """Seconds until the next connection: ever longer while none lasts."""
+        if time.monotonic() - self._since >= STEADY_SECONDS:
+            self._backoff.reset()
+        return self._backoff.pause()
+
+    def resolve_alias(self, message: MQTTMessage) -> None:
+        """Give a message its topic, if that is a number (section 3.3.2.3.4). Raises ProtocolError."""
+        alias = getattr(message.properties, "TopicAlias", None)
+        if alias is None:
+            return
+        topic = message._topic  # the bytes: they may be no text
+        if not 1 <= alias <= ALIASES_MOST or not (topic or alias in self._aliases):
+            raise ProtocolError(f"topic alias {alias} is none that we may be sent")
+        if topic:
+            self._aliases[alias] = topic
+        message.topic = self._aliases[alias]

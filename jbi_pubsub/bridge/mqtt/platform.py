@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 from jbi_pubsub.bridge.listed import BridgedRegistration
 from jbi_pubsub.bridge.listening import HANDED_SECONDS, HandOver, ObjectReceiver, Profile
 from jbi_pubsub.bridge.plain import PlainPlatform
-from jbi_pubsub.core.backoff import Backoff
 from jbi_pubsub.core.errors import BackPressureError, JbiError, OversizeError, ProtocolError
 from jbi_pubsub.core.guard import guarded, is_told
 from jbi_pubsub.core.info_object import Cause, InfoObject, Platform, SchemaBundle, TypeName, object_id_of
 
-from .client import ALIASES_MOST, connect_failure, lasting_client, library, matches, session_asked
+from .client import AGAIN_MOST, MqttSession, connect_failure, lasting_client, library, matches, session_asked
 from .message import MessageContent, RetainedMessages, content_of, message_of, reason_of, topic_of
 from .side import (
     NO_TOPIC,
@@ -46,10 +45,6 @@ SETTLE_SECONDS: Final = 0.002
 """Until it is looked again what the other side has taken: the broker sends no more meanwhile."""
 PACKET_MOST: Final = 256 << 10
 """Bytes of a packet beside the payload; the broker is told to send no larger ones."""
-AGAIN_MOST: Final = 30.0
-"""Seconds until a broker is connected to again that ends connections, or sends what can't be read."""
-STEADY_SECONDS: Final = 10.0
-"""A connection that lasts so long is none of these."""
 ROOM_PAUSE: Final = 0.01
 CLOSE_SECONDS: Final = 5.0
 """For the broker to acknowledge what it has got."""
@@ -77,16 +72,9 @@ class MqttPlatform(PlainPlatform):
         self._open: dict[int, MqttArrival] = {}
         """These by their packet identifiers."""
         self._is_settling = True
-        self._connection = 0
-        self._since = 0.0
-        """When it began (monotonic seconds)."""
-        self._backoff = Backoff(2.0, AGAIN_MOST)
-        self._aliases: dict[int, bytes] = {}
+        self._session = MqttSession()
         self._retained = RetainedMessages()
         self._is_refused = False
-        self._is_kept = False
-        """The broker had our session when this connection began."""
-        self._lost_sessions = 0
         self._unacknowledged = UnacknowledgedMessages()
         self._expirations: dict[str, float] = {}
         self.refused = 0
@@ -185,8 +173,8 @@ class MqttPlatform(PlainPlatform):
 
     def _take(self, came: MqttArrival) -> None:
         """A message for the other side; it is acknowledged when that has taken it, or when it is lost."""
-        message = came.message
-        if not self._is_listening or (came.number and came.connection != self._connection and self._is_kept):
+        message, session = came.message, self._session
+        if not self._is_listening or (came.number and came.connection != session.connection and session.is_kept):
             return  # it comes again, to the next process, or by this connection
         before = self._open.get(came.number) if message is not None and message.dup else None
         if before is not None and message is not None and before.payload == hash(bytes(message.payload)):
@@ -207,7 +195,7 @@ class MqttPlatform(PlainPlatform):
     def _acknowledge(self, came: MqttArrival) -> None:
         if self._open.get(came.number) is came:
             del self._open[came.number]
-        if came.connection == self._connection:  # by another one its number is of another message
+        if came.connection == self._session.connection:  # by another one its number is of another message
             self._client.ack(came.number, 1)
             self._inbox.acknowledge(came.number)
 
@@ -317,28 +305,23 @@ class MqttPlatform(PlainPlatform):
             if self._is_refused:
                 self._tell(f"the broker refuses us: {reason} {reason_of(properties)}".strip())
                 return
-            self._since = time.monotonic()
-            self._aliases.clear()
+            is_lost = self._session.begin(is_kept=flags.session_present)
+            self._inbox.begin_connection()
             self._packet_most = getattr(properties, "MaximumPacketSize", 0)
             self._topics.has_identifiers = bool(getattr(properties, "SubscriptionIdentifierAvailable", 1))
             client.allow(min(WAITING_MOST, getattr(properties, "ReceiveMaximum", WAITING_MOST)))
             self._tell("")
-            self._note_session(is_kept=flags.session_present, expiry=getattr(properties, "SessionExpiryInterval", None))
+            self._tell_session(is_lost=is_lost, expiry=getattr(properties, "SessionExpiryInterval", None))
             self._subscribe_topics()
         if not getattr(properties, "MaximumQoS", 1):
             raise ProtocolError("it has no QoS 1: nobody would know what is lost")
 
-    def _note_session(self, *, is_kept: bool, expiry: int | None) -> None:
-        """A connection begins; `expiry`: what the broker says instead of our seconds."""
+    def _tell_session(self, *, is_lost: bool, expiry: int | None) -> None:
+        """`expiry`: what the broker says instead of our seconds."""
         seconds = self._side.session if expiry is None else expiry
-        with self._lock:
-            is_first, self._is_kept = not self._connection, is_kept
-            self._connection += 1
-            self._inbox.begin_connection()
-            self._lost_sessions += not (is_first or is_kept)
         if seconds < self._side.session:
             log.warning("%s (%s): it keeps the session for %d s only", self.name, self._side.broker, seconds)
-        if not (is_first or is_kept) and self._side.topic and self._arrived is not None:
+        if is_lost and self._side.topic and self._arrived is not None:
             self._arrived.lost("session_lost", 0)
             self._tell("the broker has lost our session: what it kept for us, an unknown number of messages, is lost")
 
@@ -351,21 +334,13 @@ class MqttPlatform(PlainPlatform):
 
     def _on_disconnect(self, client: Any, _data: Any, _flags: Any, reason: Any, properties: Any) -> None:
         if not self._stopping.is_set() and not self._is_refused:
-            pause, hint = self._pause(), ""
+            pause, hint = self._session.pause(), ""
             if reason == "Session taken over":
-                pause, hint = (
-                    AGAIN_MOST,
-                    "another process has our client id: each bridge has its own client_id, or name",
-                )
+                pause = AGAIN_MOST
+                hint = "another process has our client id: each bridge has its own client_id, or name"
             why = client.ended() or reason
             self._tell(" ".join(f"the broker is away: {why} {reason_of(properties)} {hint}".split()))
             client.reconnect_delay_set(int(pause), int(AGAIN_MOST))
-
-    def _pause(self) -> float:
-        """Seconds until the next connection: ever longer while none lasts."""
-        if time.monotonic() - self._since >= STEADY_SECONDS:
-            self._backoff.reset()
-        return self._backoff.pause()
 
     def _on_connect_fail(self, _client: Client, _data: Any) -> None:
         self._tell(f"no connection to the broker: {connect_failure()}")
@@ -374,33 +349,21 @@ class MqttPlatform(PlainPlatform):
         """The broker has sent what can't be read; a new connection begins with a new packet. Whether to go on."""
         self._tell(f"the broker sends bytes that are not MQTT: {type(exc).__name__}: {exc}"[:300])
         self._connect()
-        return not self._stopping.wait(self._pause())
+        return not self._stopping.wait(self._session.pause())
 
     def _unreadable(self, number: int, cause: Cause, why: str) -> None:
         """A message (0: of QoS 0) can't be read: it is left out, or the broker would send it for ever."""
         self._lose(cause, f"a message is left out: {why}"[:300])
         if number:
-            self._inbox.put(MqttArrival(self._connection, number, None))
+            self._inbox.put(MqttArrival(self._session.connection, number, None))
 
     def _on_message(self, _client: Client, _data: Any, message: MQTTMessage) -> None:
         """Raises ProtocolError for what no broker may send: the connection is made anew."""
-        self._unalias(message)
+        self._session.resolve_alias(message)
         if not message.qos and self._inbox.is_full(len(message.payload)):  # of others the broker sends no more
             self._lose(Cause.QUEUE_OVERFLOW, "messages of QoS 0 come faster than the other side takes them")
         else:
-            self._inbox.put(MqttArrival(self._connection, message.mid if message.qos else 0, message))
-
-    def _unalias(self, message: MQTTMessage) -> None:
-        """A topic that is a number (section 3.3.2.3.4)."""
-        alias = getattr(message.properties, "TopicAlias", None)
-        if alias is None:
-            return
-        topic = message._topic  # the bytes: they may be no text
-        if not 1 <= alias <= ALIASES_MOST or not (topic or alias in self._aliases):
-            raise ProtocolError(f"topic alias {alias} is none that we may be sent")
-        if topic:
-            self._aliases[alias] = topic
-        message.topic = self._aliases[alias]
+            self._inbox.put(MqttArrival(self._session.connection, message.mid if message.qos else 0, message))
 
     def _on_publish(self, _client: Client, _data: Any, number: int, reason: Any, properties: Any) -> None:
         self._unacknowledged.remove(number)
@@ -424,7 +387,7 @@ class MqttPlatform(PlainPlatform):
                 "connected": self._client.is_connected(),
                 "broker": self._side.broker,
                 "published": len(self._published),
-                "session": {"kept": self._is_kept, "lost": self._lost_sessions},
+                "session": {"kept": self._session.is_kept, "lost": self._session.lost},
                 "unacknowledged": len(self._unacknowledged),
                 "refused": self.refused,
                 "lost": dict(self._lost),
