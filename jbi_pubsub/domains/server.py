@@ -74,7 +74,7 @@ class TraderServer:
             for locator in config.domain.traders[:LINKS_MOST]:
                 self._links.append(link := _TraderLink(config, locator))
                 undo.callback(link.close)
-            exports = {TRADER: self, ADMIN: AccessAdmin(self._access), LOGIN: LoginCalls(self._access)}
+            exports = {TRADER: _TraderCalls(self), ADMIN: AccessAdmin(self._access), LOGIN: LoginCalls(self._access)}
             self._endpoint = Endpoint(
                 config.pad.host, config.pad.port, name="trader", security=config.security(),
                 control=ControlServer(exports).serve, data=refused_data, advertise=config.pad.advertise,
@@ -109,7 +109,6 @@ class TraderServer:
         links = {each.locator: each.connected for each in self._links}
         return {"address": self.address, "types": len(types), "offers": len(self._registry.trader), "links": links}
 
-    @exported
     def types(self, caller: Caller) -> tuple[OfferedType, ...]:
         """See TraderProxy."""
         demand(self._access, caller, ("connect", NONE_IN_PARTICULAR))
@@ -119,7 +118,6 @@ class TraderServer:
             if self._access.allow(caller, "subscribe", Subject(of.name, some=True))
         )
 
-    @exported
     def query(self, caller: Caller, query: OfferQuery) -> OfferAnswer:
         """See TraderProxy."""
         demand(self._access, caller, ("connect", NONE_IN_PARTICULAR))
@@ -224,3 +222,20 @@ class _TraderLink:
         for proxy in asked:
             proxy.close()
         self._community.close()
+
+
+class _TraderCalls:
+    """The trader's calls (TraderProxy)."""
+
+    def __init__(self, server: TraderServer) -> None:
+        self._server = server
+
+    @exported
+    def query(self, caller: Caller, query: OfferQuery) -> OfferAnswer:
+        """See TraderProxy."""
+        return self._server.query(caller, query)
+
+    @exported
+    def types(self, caller: Caller) -> tuple[OfferedType, ...]:
+        """See TraderProxy."""
+        return self._server.types(caller)
