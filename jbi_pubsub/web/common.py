@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, field
+from functools import partial
 from secrets import token_hex
 from typing import Any, Final
 
@@ -24,9 +25,7 @@ from jbi_pubsub.capi import (
     Connection,
     ConnectionException,
     ConnectionManager,
-    InfoObject,
     InfoObjectDescriptor,
-    InvalidMetadataException,
     MetadataRepository,
     PermissionDeniedException,
     PropertyDescriptor,
@@ -44,7 +43,6 @@ from jbi_pubsub.core.errors import ArgumentError, BackPressureError
 from .listing import (
     Attribute,
     Attributes,
-    CapiObject,
     CapiObjects,
     ConnectionAsked,
     ConnectionSaid,
@@ -58,6 +56,7 @@ from .listing import (
     SequenceAsked,
     SequenceSaid,
 )
+from .undelivered import UndeliveredObjects
 
 CONNECTIONS_MOST: Final = 32
 """Connections of the Common API at once."""
@@ -83,6 +82,8 @@ class _ApiConnection:
     sequences: dict[str, Sequence] = field(default_factory=dict)
     kept: dict[tuple[str, str], int] = field(default_factory=dict)
     """Bytes of documents, by sequence and attribute; "" for the predicate."""
+    undelivered: dict[str, UndeliveredObjects] = field(default_factory=dict)
+    """By sequence: objects that have reached no client."""
 
 
 class Common:
@@ -101,16 +102,34 @@ class Common:
 
     async def answer(self, name: str, given: Mapping[str, Any], body: Any) -> Any:
         """Result of a call, as a struct; None for nothing. Raises the API's exceptions, ArgumentError, and
-        BackPressureError when too many calls are under way."""
+        BackPressureError when too many calls are under way. When it is cancelled, its client has gone: what getNext
+        takes for that is for the next one."""
         if self._calls >= CALLS_MOST:
             raise BackPressureError(f"{CALLS_MOST} calls of the Common API are under way", hint="Come again")
         self._calls += 1
+        gone = threading.Event()
+        running = asyncio.get_running_loop().run_in_executor(
+            self._threads, copy_context().run, self._made, name, given, gone if name == "getNext" else body
+        )
+        running.add_done_callback(self._ended)
         try:
-            return await asyncio.get_running_loop().run_in_executor(
-                self._threads, copy_context().run, self._made, name, given, body
-            )
-        finally:
-            self._calls -= 1
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            gone.set()
+            running.add_done_callback(partial(self._put_back, given))
+            raise
+
+    def _ended(self, call: asyncio.Future[Any]) -> None:
+        self._calls -= 1
+        if not call.cancelled():
+            call.exception()  # known to be looked at, also when its client has gone
+
+    def _put_back(self, given: Mapping[str, Any], call: asyncio.Future[Any]) -> None:
+        held = self._of.get(given.get("sequence", ""))
+        if held is not None and not (call.cancelled() or call.exception()) and isinstance(call.result(), CapiObjects):
+            undelivered = held.undelivered.get(given["sequence"])
+            if undelivered is not None:
+                undelivered.put_back(call.result().objects)
 
     def __len__(self) -> int:
         return len(self._held)
@@ -222,6 +241,7 @@ class Common:
 
     def _destroySequence(self, held: _ApiConnection, sequence: Sequence, given: Mapping[str, Any], __: None) -> None:  # noqa: N802
         held.connection.destroySequence(sequence)
+        held.undelivered.pop(given["sequence"], None)
         with self.lock:
             held.kept = {key: size for key, size in held.kept.items() if key[0] != given["sequence"]}
 
@@ -238,6 +258,8 @@ class Common:
             raise _no_such_call(sequence)
         with self._keeping(held, (given["sequence"], ""), body.document):
             sequence.setSequencePredicate(body.document)
+        if isinstance(sequence, SubscriberSequence):
+            held.undelivered.pop(given["sequence"], None)
 
     @contextlib.contextmanager
     def _keeping(self, held: _ApiConnection, key: tuple[str, str], document: str) -> Iterator[None]:
@@ -271,19 +293,24 @@ class Common:
         named = given.get("type", sequence.getType()), given.get("version", sequence.getVersion())
         return Id(sequence.publishInfoObject(made(*named, payload, metadata or None)))
 
-    def _getNext(self, _: _ApiConnection, sequence: Sequence, given: Mapping[str, Any], __: None) -> CapiObjects:  # noqa: N802
+    def _getNext(  # noqa: N802
+        self, held: _ApiConnection, sequence: Sequence, given: Mapping[str, Any], gone: threading.Event
+    ) -> CapiObjects:
         if isinstance(sequence, PublisherSequence):
             raise _no_such_call(sequence)
-        if isinstance(sequence, SubscriberSequence):
-            return CapiObjects((_object(sequence.getNext(given["timeout"])),))
-        return CapiObjects(tuple(map(_object, sequence.getNext(given.get("count", 1), given["timeout"]))))
+        count = given.get("count", 1) if isinstance(sequence, QuerySequence) else 1
+        undelivered = held.undelivered.setdefault(given["sequence"], UndeliveredObjects(sequence))
+        return CapiObjects(undelivered.take(count, given["timeout"], gone))
 
-    def _executeQuery(self, _: _ApiConnection, sequence: Sequence, __: Any, body: QueryAsked) -> None:  # noqa: N802
+    def _executeQuery(  # noqa: N802
+        self, held: _ApiConnection, sequence: Sequence, given: Mapping[str, Any], body: QueryAsked
+    ) -> None:
         query = _query(sequence)
         if body.distributed:
             query.executeDistributedQuery(body.timeout)
         else:
             query.executeQuery()
+        held.undelivered.pop(given["sequence"], None)
 
     def _listDescriptors(self, held: _ApiConnection, given: Mapping[str, Any], _: None) -> Descriptors:  # noqa: N802
         of = None
@@ -341,17 +368,6 @@ def _query(sequence: Sequence) -> QuerySequence:
 
 def _sequence(key: str, sequence: Sequence) -> SequenceSaid:
     return SequenceSaid(key, sequence.getType(), sequence.getVersion(), int(sequence.getSequenceState()))
-
-
-def _object(io: InfoObject) -> CapiObject:
-    try:
-        metadata, encoded = io.getMetadata(), None
-    except InvalidMetadataException:
-        metadata, encoded = None, base64.b64encode(io.getMetadataBytes()).decode()
-    payload = base64.b64encode(io.getPayload()).decode()
-    return CapiObject(
-        io.getInfoObjectID(), io.getType(), io.getVersion(), metadata, encoded, payload, io.getExtendedMetadata()
-    )
 
 
 def _named(given: Mapping[str, Any]) -> InfoObjectDescriptor | AttributeDescriptor | PropertyDescriptor:

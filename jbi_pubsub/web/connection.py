@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from jbi_pubsub.core.errors import ArgumentError
+from jbi_pubsub.core.errors import ArgumentError, JbiError, WireTimeoutError
 
 from .replies import problem_reply
-from .server import HEAD_MOST, InTime
+from .server import HEAD_MOST, REQUEST_SECONDS, InTime
 
 PIPELINED_MOST: Final = 1_000
 """Requests that wait behind one on its connection."""
@@ -25,11 +26,17 @@ class BoundedHttp(InTime, HttpToolsProtocol):
     a connection whose peer takes nothing for STALL_SECONDS. What the parser does not bound is bounded here: the head
     of a request, what stands behind its body, and how many wait behind one another."""
 
+    parser: PlainParser
     _stalled: asyncio.TimerHandle | None = None
     _head = 0
     """Bytes of head and trailers of a request so far."""
     _unread = 0
     """Bytes that the parser has said nothing of."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.parser = PlainParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
 
     def data_received(self, data: bytes) -> None:
         """More of a request. What is said of none of it is a name, value or chunk that does not end."""
@@ -58,6 +65,8 @@ class BoundedHttp(InTime, HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """The head is there."""
         self._unread = 0
+        if self.parser.upgrades:  # it is read again
+            return
         if len(self.pipeline) >= PIPELINED_MOST or not any(name == b"host" for name, _ in self.headers):
             raise ValueError("too many requests, or no host")
         if not self.url.startswith((b"/", b"*")):  # RFC 9112, section 3.2.2: this host counts, whatever the header says
@@ -71,6 +80,18 @@ class BoundedHttp(InTime, HttpToolsProtocol):
         """A part of it."""
         self._unread = 0
         super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Its end."""
+        if not self.parser.upgrades:
+            super().on_message_complete()
+
+    @property
+    def plain_head(self) -> bytes:
+        """The head that was read, without the wish for another protocol."""
+        first = b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+        fields = [b"%s: %s" % (name, value) for name, value in self.headers if name != b"upgrade"]
+        return b"\r\n".join((first, *fields, b"", b""))
 
     def _took(self, size: int) -> None:
         self._unread = 0
@@ -90,7 +111,21 @@ class BoundedHttp(InTime, HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """Answer that what came is no HTTP: said as all errors are, unless it came behind what is being answered."""
         if self.cycle is None or self.cycle.response_complete:
-            self.transport.write(_no_http(msg))
+            said = ArgumentError(
+                msg.rstrip("."), hint="RFC 9112; a letter beyond ASCII is percent-encoded in an address"
+            )
+            self.transport.write(_last(b"400 Bad Request", said))
+        self.transport.close()
+
+    def end_late(self) -> None:
+        """Say so to a client whose body has begun, unless it has an answer."""
+        if self.cycle is None or self.cycle.response_started or not self.cycle.more_body:
+            self.give_up()
+            return
+        said = WireTimeoutError(
+            f"the body has not come within {2 * REQUEST_SECONDS:g} s", hint="Send fewer or smaller objects in a request"
+        )
+        self.transport.write(_last(b"408 Request Timeout", said))
         self.transport.close()
 
     def pause_writing(self) -> None:
@@ -117,6 +152,33 @@ class BoundedHttp(InTime, HttpToolsProtocol):
         if self._stalled is not None:
             self._stalled.cancel()
             self._stalled = None
+
+
+class PlainParser(httptools.HttpRequestParser):
+    """Reads HTTP/1.1 to the end, whatever else a client would rather speak (RFC 9110, section 7.8): Java's asks for
+    HTTP/2 with each first request. Of such a request httptools would take the body for bytes of the other protocol, so
+    it gets the head once more, without that wish."""
+
+    def __init__(self, protocol: BoundedHttp) -> None:
+        super().__init__(protocol)
+        self._protocol = protocol
+
+    @property
+    def upgrades(self) -> bool:
+        """Whether the head that was read asks for another protocol."""
+        return bool(self.should_upgrade()) and self.get_method() != b"CONNECT"
+
+    def feed_data(self, data: Any) -> None:
+        """See HttpRequestParser."""
+        while True:
+            try:
+                super().feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as exc:
+                if not self.upgrades:
+                    raise
+                data = memoryview(data)[exc.args[0] :]
+                super().feed_data(self._protocol.plain_head)
 
 
 class UnchunkedCycle(RequestResponseCycle):
@@ -162,7 +224,8 @@ class GatheringTransport:
         return getattr(self._transport, name)
 
 
-def _no_http(said: str) -> bytes:
-    reply = problem_reply(ArgumentError(said.rstrip("."), hint="RFC 9112"))
-    head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: %s\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
-    return head % (reply.kind, len(reply.body)) + reply.body
+def _last(status: bytes, error: JbiError) -> bytes:
+    """An error as the last answer of a connection."""
+    reply = problem_reply(error, int(status[:3]))
+    head = b"HTTP/1.1 %s\r\ncontent-type: %s\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+    return head % (status, reply.kind, len(reply.body)) + reply.body

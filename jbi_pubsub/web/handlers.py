@@ -21,6 +21,7 @@ from jbi_pubsub.core.errors import (
     BackPressureError,
     ConfigurationError,
     UnknownUidError,
+    WireError,
     WireTimeoutError,
 )
 from jbi_pubsub.core.info_object import InfoObject, LossNotice, TypeName
@@ -102,8 +103,9 @@ class RequestHandlers:
         asked = request.body
         if isinstance(asked, SequenceAsked) and asked.kind == "subscriber":
             self._guests.check_subscribe(request.caller, asked.type, asked.version)
+        answering = request.guest.common.answer(request.operation.name, request.given, asked)
         try:
-            said = await request.guest.common.answer(request.operation.name, request.given, asked)
+            said = await (_while_connected(request.receive, answering) if request.operation.is_waiting else answering)
         except TimeoutException as exc:
             if request.operation.name != "getNext":
                 raise
@@ -178,7 +180,8 @@ class RequestHandlers:
         """Until the feed ends, another reader takes over, or the rules have changed and refuse it."""
         version = -1
         send, as_event = request.send, request.given.get("events", False)
-        headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store"), *SAFE]
+        unbuffered = (b"x-accel-buffering", b"no")  # a proxy such as nginx would keep all events for itself
+        headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store"), unbuffered, *SAFE]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": begin, "more_body": True})
         while True:
@@ -240,8 +243,12 @@ class RequestHandlers:
             events = await _while_connected(request.receive, taking)
         finally:
             feed.end()
+        if events is None and not feed.is_read_by(reader):
+            raise RefusedError(409, BackPressureError("another request reads this subscription"))
+        if events is None and feed.is_ending:
+            raise UnknownUidError("this subscription has ended")
         if events is None:
-            raise RefusedError(409, BackPressureError("another request reads this subscription, or it has ended"))
+            raise RefusedError(503, WireError("the gateway ends", hint="Come again"))
         return events, missed, feed
 
     async def _end(self, request: ApiRequest) -> Reply:

@@ -298,10 +298,14 @@ class InTime(asyncio.Protocol):
         self._places.leave(self.address, self)
         self.transport.abort()
 
+    def end_late(self) -> None:
+        """End it: no request has come in time."""
+        self.give_up()
+
     def _look(self, before: Any) -> None:
         """`before`: the request at the look before. Is it over, or still coming, then nothing came in between."""
         if self.cycle is before and (before is None or before.response_complete or before.more_body):
-            self.give_up()
+            self.end_late()
         else:
             self._next_look = self.loop.call_later(REQUEST_SECONDS, self._look, self.cycle)
 
