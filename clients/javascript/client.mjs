@@ -6,9 +6,10 @@
 //   npx jbi-pubsub subscribe http://127.0.0.1:8170 report 1.0 '//n>0' 3     # ends after 3 objects; 0: never
 //   npx jbi-pubsub query     http://127.0.0.1:8170 report 1.0 '//n>0'
 //
-// Each object is a line of JSON on stdout. With JBI_TOKEN set, it is sent as the gateway's token.
+// Each object is a line of JSON on stdout. JBI_TOKEN is the gateway's token, JBI_CLIENT_USER and JBI_CLIENT_PASSWORD are a
+// user's name and password.
 
-import { publish, query, subscribe } from "./index.mjs";
+import { publish, queryAll, subscribe } from "./index.mjs";
 
 async function main([what, base, type, version, first = "", second = ""]) {
   const say = (value) => console.log(JSON.stringify(value));
@@ -17,7 +18,7 @@ async function main([what, base, type, version, first = "", second = ""]) {
   if (what && publishes) {
     say(await publish(base, type, version, first, second, what === "archive"));
   } else if (what === "query") {
-    for (const object of (await query(base, type, version, first)).objects) say(object);
+    for await (const object of queryAll(base, type, version, first)) say(object);
   } else if (what === "subscribe") {
     let left = Number(second);
     for await (const { kind, data } of subscribe(base, type, version, first)) {

@@ -64,5 +64,23 @@ export function subscribe(
   options?: SubscribeOptions,
 ): AsyncGenerator<Event, void, undefined>;
 
-/** The first page of the archived objects that match. */
-export function query(base: string, type: string, version: string, predicate?: string): Promise<Page>;
+/** Parameters of queryObjects in the gateway's document, such as limit, after, order and since. */
+export type QueryOptions = Record<string, string | number | boolean>;
+
+/** A page of the archived objects that match; `more` says whether there are others. */
+export function query(
+  base: string,
+  type: string,
+  version: string,
+  predicate?: string,
+  options?: QueryOptions,
+): Promise<Page>;
+
+/** All archived objects that match, page by page. Throws where an archive has not told all. */
+export function queryAll(
+  base: string,
+  type: string,
+  version: string,
+  predicate?: string,
+  options?: QueryOptions,
+): AsyncGenerator<InfoObject, void, undefined>;

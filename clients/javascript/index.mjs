@@ -1,9 +1,16 @@
 // A client of the gateway for Node.js 18 or later and other runtimes with `fetch`. It needs no other package.
 
 const environment = globalThis.process?.env ?? {};
-const headers = environment.JBI_TOKEN ? { Authorization: `Bearer ${environment.JBI_TOKEN}` } : {};
+const headers = {};
+if (environment.JBI_TOKEN) {
+  headers.Authorization = `Bearer ${environment.JBI_TOKEN}`;
+} else if (environment.JBI_CLIENT_USER) {
+  const login = `${environment.JBI_CLIENT_USER}:${environment.JBI_CLIENT_PASSWORD ?? ""}`;
+  headers.Authorization = `Basic ${btoa(String.fromCharCode(...new TextEncoder().encode(login)))}`;
+}
 
-// What the gateway refuses it says as problem+json (RFC 9457): `code` is the same in all languages.
+// What the gateway refuses it says as problem+json (RFC 9457): `code` is the same in all languages. Other answers are those
+// of a proxy.
 async function asked(url, options = {}) {
   const request = { ...options, headers: { ...headers, ...options.headers } };
   const answer = await fetch(url, request).catch((error) => {
@@ -11,8 +18,10 @@ async function asked(url, options = {}) {
     throw new Error(message, { cause: error.cause ?? error });
   });
   if (!answer.ok) {
-    const problem = await answer.json();
-    const message = [`${problem.code}: ${problem.detail}`, problem.hint].filter(Boolean).join(". ");
+    const told = answer.headers.get("content-type") === "application/problem+json" ? await answer.json() : null;
+    const message = told
+      ? [`${told.code}: ${told.detail}`, told.hint].filter(Boolean).join(". ")
+      : `status ${answer.status} ${answer.statusText} from ${url.split("/v1/")[0]}, but not from a gateway`;
     throw Object.assign(new Error(message), { status: answer.status });
   }
   return answer;
@@ -98,7 +107,21 @@ async function* events(body, heard) {
   }
 }
 
-export async function query(base, type, version, predicate = "") {
-  const url = `${typeUrl(base, type, version)}/query` + (predicate ? `?predicate=${encodeURIComponent(predicate)}` : "");
-  return (await asked(url)).json();
+// One page; options are the other parameters of queryObjects, such as limit, after, order and since.
+export async function query(base, type, version, predicate = "", options = {}) {
+  const asks = new URLSearchParams(Object.entries({ predicate, ...options }).filter(([, value]) => value !== ""));
+  return (await asked(`${typeUrl(base, type, version)}/query?${asks}`)).json();
+}
+
+// All objects, page by page. The pages after the first are of one archive: where several have the type, name one by `at`.
+export async function* queryAll(base, type, version, predicate = "", options = {}) {
+  let page;
+  let after = options.after ?? "";
+  do {
+    page = await query(base, type, version, predicate, { ...options, after });
+    yield* page.objects;
+    after = page.objects.at(-1)?.place ?? "";
+    if (page.partial.length) throw new Error(`some archives have not told all: ${page.partial.join("; ")}`);
+    if (page.more && !after) throw new Error("there are more objects, but those of a query provider have no pages");
+  } while (page.more);
 }

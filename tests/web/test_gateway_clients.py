@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tarfile
+import threading
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -146,6 +149,60 @@ def test_a_javascript_client_publishes_subscribes_and_queries(node: str) -> None
     away = run("query", "http://127.0.0.1:1", "report", "1.0")
     assert away.returncode == 1
     assert away.stderr.startswith("no answer from http://127.0.0.1:1 (is the gateway running?): ")
+
+
+@pytest.mark.processes
+def test_a_javascript_client_queries_all_pages(node: str) -> None:
+    if (javascript := shutil.which("node")) is None:
+        pytest.skip("there is no Node.js here")
+    # Given more objects than a page has
+    program = f"""
+import sys
+sys.path.insert(0, {str(CLIENTS)!r})
+from api import Api
+objects = [(b"<report><n>%d</n></report>" % n, b"") for n in range(250)]
+Api({node!r}).publishObjects(type="report", version="1.0", validate=False, persist=True, wait=20, objects=objects)
+"""
+    subprocess.run([sys.executable, "-c", program], timeout=60, check=True)
+    # When / Expect
+    client = [javascript, str(JAVASCRIPT / "client.mjs")]
+    asked = subprocess.run([*client, "query", node, "report", "1.0"], capture_output=True, text=True, timeout=60)
+    assert asked.returncode == 0, asked.stderr
+    found = [json.loads(line)["metadata"] for line in asked.stdout.splitlines()]
+    assert found == [f"<report><n>{n}</n></report>" for n in range(250)]
+
+
+class ProxyHandler(BaseHTTPRequestHandler):
+    """A proxy whose gateway is away."""
+
+    heard: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:  # the base's names
+        self.heard.append(self.headers["Authorization"])
+        self.send_response(502)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        self.wfile.write(b"<html>Bad Gateway</html>")
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+@pytest.mark.processes
+def test_a_javascript_client_says_who_its_user_is_and_that_a_proxy_has_answered() -> None:
+    if (javascript := shutil.which("node")) is None:
+        pytest.skip("there is no Node.js here")
+    with HTTPServer(("127.0.0.1", 0), ProxyHandler) as proxy:
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{proxy.server_port}"
+        done = subprocess.run(
+            [javascript, str(JAVASCRIPT / "client.mjs"), "query", url, "report", "1.0"],
+            capture_output=True, text=True, timeout=60,
+            env={**os.environ, "JBI_CLIENT_USER": "zoë", "JBI_CLIENT_PASSWORD": "a:b"},
+        )  # fmt: skip
+        proxy.shutdown()
+    assert (done.returncode, done.stderr) == (1, f"status 502 Bad Gateway from {url}, but not from a gateway\n")
+    assert [base64.b64decode(each.removeprefix("Basic ")).decode() for each in ProxyHandler.heard] == ["zoë:a:b"]
 
 
 @pytest.mark.processes
