@@ -20,7 +20,7 @@ from jbi_pubsub.capi.sequences import ACTIVE
 
 from .listing import CapiObject
 
-TURN_SECONDS: Final = 0.5
+TURN_SECONDS: Final = 0.1
 """The longest that objects are awaited before it is looked whether the client is still there."""
 
 
@@ -37,11 +37,12 @@ class UndeliveredObjects:
         """The next objects within `timeout` ms, those first that are here; none when the client has `gone`. Raises as
         getNext of the sequence."""
         until = time.monotonic() + timeout / 1000
-        if not self._turn.acquire(timeout=timeout / 1000):
-            raise self._late(timeout)
+        while not self._turn.acquire(timeout=max(0.0, min(until - time.monotonic(), TURN_SECONDS))):
+            if gone.is_set() or time.monotonic() >= until:
+                raise self._late(timeout)
         try:
             is_active = self._sequence.getSequenceState() == ACTIVE
-            come = [] if self._objects and is_active else self._come(count, until, timeout, gone)
+            come = [] if (self._objects and is_active) or gone.is_set() else self._come(count, until, timeout, gone)
             with self._lock:
                 self._objects += come
                 taken = 0 if gone.is_set() else count
