@@ -15,7 +15,7 @@ import os
 import sqlite3
 import threading
 import zlib
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -241,11 +241,17 @@ class Catalogue:
 
     # -- deleted objects ----------------------------------------------------------------------------------------
 
-    def delete(self, object_ids: Iterable[str], lost: Sequence[Lost] = ()) -> None:
-        """Remember that these never come back, and what was lost with them. Raises StorageError."""
-        with self._translated(), transaction(self._base) as base:
-            base.executemany("INSERT OR IGNORE INTO deleted VALUES (?)", ((each,) for each in object_ids))
-            self._expired_up_to = max(self._expired_up_to, _expire(base, lost))
+    def delete(
+        self, object_ids: Iterable[str], lost: Sequence[Lost] = (), do: Callable[[], None] = lambda: None
+    ) -> None:
+        """Have them deleted by `do`, and remember that they never come back, and what was lost with them: not if `do`
+        raises, and nothing is done if that can't be written. Raises StorageError."""
+        with self._translated():
+            with transaction(self._base) as base:
+                base.executemany("INSERT OR IGNORE INTO deleted VALUES (?)", ((each,) for each in object_ids))
+                up_to = _expire(base, lost)
+                do()
+            self._expired_up_to = max(self._expired_up_to, up_to)
 
     def are_deleted(self, object_ids: Iterable[str]) -> set[str]:
         """Which of these were deleted. Raises StorageError."""

@@ -298,10 +298,10 @@ class Archive:
         losses = LossSpans()
         for position, head in zip(positions, heads, strict=True):
             losses.add(head.type_name, head.type_version, head.registration, position)
+        write = partial(self._log.delete, positions, self._clock())
         with self._catalogue.removing:
+            self._catalogue.delete([head.object_id for head in heads], losses.all(), write)
             self._requests.delete(positions)
-            self._catalogue.delete([head.object_id for head in heads], losses.all())
-        self._log.delete(positions, self._clock())
 
     # -- registrations ------------------------------------------------------------------------------------------
 

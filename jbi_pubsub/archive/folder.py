@@ -58,7 +58,8 @@ class Folder:
                 raise
             raise StorageError(
                 f"the archive's folder {path} can't be used: {exc.strerror or exc}",
-                hint="It must be a folder of this user's, on a disk that can be written",
+                hint="It must be a folder of this user's, on a disk that can be written"
+                + "; copy it to one" * (exc.errno == errno.EROFS),
                 path=str(path),
             ) from exc
 

@@ -22,7 +22,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -54,6 +54,8 @@ PARTS_AT_ONCE: Final = 1_000
 LOST_KNOWN: Final = 1_000
 """Ranges of positions that are known to be lost: whoever appended there asks within a batch."""
 DELETED_AT_ONCE: Final = 10_000
+SMALL_BYTES: Final = 64 << 10
+"""Size of a file for deletions alone, where the disk has no room for a larger one: they are to make room."""
 
 
 @dataclass
@@ -176,7 +178,7 @@ class Log:
             def parts_of(synced: int, body: bytes = body) -> list[Part]:
                 return [packed(self._seed, self._end, now, synced, DELETED, (body,)), body]
 
-            self._write(self._end + 1, 0, RECORD.size + len(body), 1, parts_of)
+            self._write(0, 0, RECORD.size + len(body), 1, parts_of)
         self.force()
 
     def sync(self, position: int) -> None:
@@ -214,7 +216,8 @@ class Log:
     # -- writing ------------------------------------------------------------------------------------------------
 
     def _write(self, first: int, last: int, size: int, count: int, parts_of: Callable[[int], list[Part]]) -> None:
-        """`first`: where a new file begins, if one is begun; `last`: the position of an object, 0 for none."""
+        """`first`: where a new file begins, if one is begun, 0: behind the last object; `last`: the position of an
+        object, 0 for none."""
         while True:
             with self._lock:
                 if self._is_closed:
@@ -244,7 +247,7 @@ class Log:
         )
 
     def _begin(self, first: int, size: int, count: int) -> None:
-        """Another file, with room for so many bytes."""
+        """Another file, with room for so many bytes; `first` as in `_write`."""
         with self._syncing:
             with self._lock:
                 file = self._file
@@ -253,16 +256,37 @@ class Log:
                 self._file = None
             if file is not None:
                 self._finish(file)
-            room = max(self._volume_bytes, HEAD.size + size)
-            path = self.folder / name_of(first)
-            head = VolumeHead(self._archive, first, self._kept, self._clock())
+            path = self.folder / name_of(first or self._end + 1)  # nobody appends meanwhile
             try:
-                fd = _made(path, head.packed(), room)
+                try:
+                    begun = self._begun(path, first or self._end + 1, self._volume_bytes, size)
+                except OSError as exc:
+                    if first or exc.errno not in (errno.ENOSPC, errno.EDQUOT):
+                        raise
+                    begun = self._begun(path, self._end + 1, SMALL_BYTES, size)
             except OSError as exc:
                 raise _failed(path, "begun", exc) from exc
             with self._lock:
-                self._file = _LogFile(path, fd, room, HEAD.size, HEAD.size, head.began)
+                self._file = begun
                 self.begun += 1
+
+    def _begun(self, path: Path, first: int, room: int, size: int) -> _LogFile:
+        """A file with so many bytes, at least for `size` more. One with deletions alone has the name of the next: that
+        goes on. Raises OSError."""
+        now, end = self._clock(), HEAD.size
+        if path.exists() and path.stat().st_size > end:
+            end = _end_of_deletions(path, self._archive)
+            room = max(room, end + size)
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                os.posix_fallocate(fd, 0, room)
+            except BaseException:
+                os.close(fd)
+                raise
+        else:
+            room = max(room, end + size)
+            fd = _made(path, VolumeHead(self._archive, first, self._kept, now).packed(), room)
+        return _LogFile(path, fd, room, end, end, now)
 
     def _finish(self, file: _LogFile) -> None:
         """Force a file to the disk, cut to its length, and close it. `_syncing` is held."""
@@ -371,11 +395,17 @@ def _has_head(path: Path) -> bool:
     return True
 
 
+def _end_of_deletions(path: Path, archive: bytes) -> int:
+    """Where a file goes on in which there are deletions alone. Raises FileExistsError for another one."""
+    with closing(LogVolume(path, archive)) as volume:
+        volume.recover()
+        if volume.count or volume.damages:
+            raise FileExistsError(errno.EEXIST, "it is there already")
+        return volume.end
+
+
 def _made(path: Path, head: bytes, room: int) -> int:
     """A new file that begins so and has that much room on disk. Who sees it sees its head."""
-    with suppress(FileNotFoundError):
-        if path.stat().st_size > len(head):
-            raise FileExistsError(errno.EEXIST, "it is there already")
     try:
         with written(path) as file:  # also in place of one that was given up before anything was in it
             os.posix_fallocate(file.fileno(), 0, room)

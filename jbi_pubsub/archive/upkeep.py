@@ -252,9 +252,10 @@ class Upkeep:
             records = list(volume.come(end))
             gaps = tuple((damage.after, damage.before) for damage in volume.damages)
             head, last, deleted = volume.head, volume.last, sorted(set(volume.deleted))
-        self._desk(lambda: self.forget(deleted))
+        gone = {*deleted, *(record.position for record in records if record.position in self.deleted)}
+        self._desk(lambda: self.forget(sorted(gone)))
         of = Sealable(self._archive, head.first, last, head.previous, head.began, gaps)
-        self._make(of, records, set(deleted))
+        self._make(of, records, gone)
         size = sum([len(record.data) for record in records])
         records.clear()
         give_back(size)

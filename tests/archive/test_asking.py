@@ -395,6 +395,35 @@ def test_what_is_deleted_is_in_no_answer_and_does_not_come_back(opened: Callable
     assert found(again, asking(object_ids=("mine",))) == []
 
 
+@BOTH
+@pytest.mark.parametrize("what", ["_log", "_catalogue"])
+def test_a_deletion_that_can_not_be_written_deletes_nothing(
+    opened: Callable[..., Archive], workers: int, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given an archive with an index
+    archive = opened(workers=workers)
+    publish(archive, 20)
+    archive.append([(21, parcel(21, own_id="mine"))], 1.0)
+    archive.sync(21)
+
+    def full(*_given: object) -> None:
+        raise StorageError("the disk is full")
+
+    # When something is deleted, and that can't be written
+    with monkeypatch.context() as patch:
+        patch.setattr(getattr(archive, what), "delete", full)
+        with pytest.raises(StorageError, match="is full"):
+            archive.delete(asking(object_ids=("mine",)))
+    # Expect it to be there, also by the index, and not to be known as deleted or lost
+    assert found(archive, asking()) == list(range(1, 22))
+    assert archive.are_deleted(["mine"]) == set()
+    assert archive.expired(asking()) == 0
+    # Expect it to be deleted, and lost once, when it can
+    assert archive.delete(asking(object_ids=("mine",))) == 1
+    assert found(archive, asking()) == list(range(1, 21))
+    assert archive.expired(asking()) == 1
+
+
 @pytest.mark.parametrize("memory", [0, 64 << 20])
 def test_a_desk_rests_where_there_is_nothing_to_do(opened: Callable[..., Archive], memory: int) -> None:
     # Given an archive with and without an index, of which nothing is asked

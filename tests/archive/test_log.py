@@ -15,7 +15,8 @@ from extent import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jbi_pubsub.archive.log import Log
+from jbi_pubsub.archive import log as logs
+from jbi_pubsub.archive.log import VOLUME_SECONDS, Log
 from jbi_pubsub.archive.volume import HEAD, RECORD, LogVolume
 from jbi_pubsub.core.errors import StorageError
 
@@ -400,6 +401,36 @@ def test_a_full_disk_refuses_and_goes_on_when_there_is_room(tmp_path: Path, monk
     assert found(tmp_path) == [1, 2, 5]
 
 
+def test_on_a_full_disk_deletions_are_written_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a file that is full, and a disk with room for no other, but for a few bytes
+    log, allocate = opened(tmp_path), os.posix_fallocate
+    put(log, 1, size=SMALL - 200)
+    put(log, 2)
+    monkeypatch.setattr(logs, "SMALL_BYTES", 200)
+
+    def nearly_full(fd: int, offset: int, size: int) -> None:
+        if size >= SMALL:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        allocate(fd, offset, size)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", nearly_full)
+        with pytest.raises(StorageError):
+            put(log, 3, size=SMALL)
+        # When something is deleted, expect that to be written, and objects to be refused as before
+        log.delete([1], 2_000.0)
+        log.delete([1, 2] * 10, 2_000.0)
+        with pytest.raises(StorageError):
+            put(log, 3, size=SMALL)
+    put(log, 3)
+    log.close()
+    assert found(tmp_path) == [1, 2, 3]
+    again = opened(tmp_path)
+    assert (again.end, again.recovered.cut, again.recovered.damages) == (3, 0, [])
+    volumes = [LogVolume(path, ID) for path in sorted(tmp_path.glob("*.log"))]
+    assert [volume.recover() or volume.deleted for volume in volumes] == [[], [1, *[1, 2] * 10]]
+
+
 def test_an_object_larger_than_a_file_has_one_of_its_own(tmp_path: Path) -> None:
     log = opened(tmp_path)
     put(log, 1)
@@ -419,6 +450,30 @@ def test_deletions_are_read_beside_the_objects(tmp_path: Path) -> None:
     volume.refresh(4)
     assert volume.deleted == [1, 3]
     assert volume.count == 4
+
+
+@pytest.mark.parametrize("is_opened_again", [False, True])
+def test_a_file_with_deletions_alone_goes_on_when_it_is_a_day_old(tmp_path: Path, is_opened_again: bool) -> None:
+    # Given a file a day old, then a deletion, which begins another one, then nothing for a day
+    now = 1e9
+    log = opened(tmp_path, clock=lambda: now)
+    put(log, 1, 2)
+    now += VOLUME_SECONDS
+    log.delete([1], now)
+    now += VOLUME_SECONDS
+    if is_opened_again:
+        log.close()
+        log = opened(tmp_path, clock=lambda: now)
+    # When objects are published and deleted, expect them to be kept
+    put(log, 3)
+    log.sync(3)
+    log.delete([3], now)
+    now += VOLUME_SECONDS
+    put(log, 4)
+    log.close()
+    assert found(tmp_path) == [1, 2, 3, 4]
+    volumes = [LogVolume(path, ID) for path in sorted(tmp_path.glob("*.log"))]
+    assert [volume.recover() or (volume.first, volume.deleted) for volume in volumes] == [(1, []), (3, [1, 3]), (4, [])]
 
 
 def test_a_file_of_another_archive_is_refused(tmp_path: Path) -> None:

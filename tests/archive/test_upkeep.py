@@ -15,6 +15,7 @@ import pytest
 from kept import TRACK, Reader, asking, found, parcel, publish, until
 
 from jbi_pubsub.archive.engine import Archive
+from jbi_pubsub.archive.pack import seal
 from jbi_pubsub.archive.upkeep import SUMMARY, Retained, Upkeep, holdings_of
 from jbi_pubsub.core.errors import StorageError, report
 from jbi_pubsub.core.history import Consumer, GivenUp, HistoryQuery, KeepRule, Scope
@@ -125,6 +126,29 @@ def test_what_is_deleted_is_on_disk_no_more_when_its_volume_and_the_next_are_sea
     archive.close()
     again = opened(workers=0, volume=SMALL)
     assert len(found(again, asking())) == 1_200
+
+
+def test_what_is_deleted_needs_no_room_when_its_volume_is_sealed(
+    opened: Callable[..., Archive], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a full file of the log, and a disk without room for a pack of its objects
+    def full(of: Any, records: Any, folder: Path, *, gone: set[int], **stores: Any) -> Path:
+        if sum(record.position not in gone for record in records) > 5:
+            raise StorageError("the disk is full")
+        return seal(of, records, folder, gone=gone, **stores)
+
+    monkeypatch.setattr("jbi_pubsub.archive.upkeep.seal", full)
+    monkeypatch.setattr("jbi_pubsub.archive.upkeep.AGAIN_SECONDS", 0.05)
+    archive = opened(workers=0, volume=SMALL)
+    publish(archive, 150)
+    # When nearly all of them are deleted, by a record in another file; Expect that to make room
+    assert archive.delete(asking("/m/n > 3 and /m/n < 149")) == 145
+    sealed(archive)
+    assert found(archive, asking()) == [1, 2, 3, 149, 150]
+    assert (counted(archive), archive.status()["troubles"]) == (5, [])
+    archive.close()
+    again = opened(workers=0, volume=SMALL)
+    assert found(again, asking()) == [1, 2, 3, 149, 150]
 
 
 def test_where_giving_up_fails_nothing_is_counted(opened: Callable[..., Archive]) -> None:
