@@ -336,7 +336,7 @@ class SubscriberAdapter:
     def reset_durable(self, name: str, to: Moment | int) -> int:
         """Have a durable subscription of this user go on from another place the next time: "now", "all", "last", a time
         or a position, as `start` of `register_subscriber`. At how many archives it is known. Raises UnknownUidError
-        when at none, ConfigurationError, StorageError, and what an archive says that does not do it."""
+        when at none, ConfigurationError, StorageError, and when all others have, what an archive says that does not."""
         self._check_open()
         return self._queries.reset_durable(name, to)
 

@@ -136,6 +136,18 @@ def _each(
         return list(zip(places, pool.map(asked, places), strict=True))
 
 
+def _or_error(ask: Callable[[HistoryProxy], T]) -> Callable[[HistoryProxy], T | JbiError]:
+    """The same, with an error as the answer."""
+
+    def tried(proxy: HistoryProxy) -> T | JbiError:
+        try:
+            return ask(proxy)
+        except JbiError as exc:
+            return exc
+
+    return tried
+
+
 def _shown(name: str) -> str:
     """A type's name, ours or a stranger's, as a part of one line."""
     return name[:100] if name.isprintable() else repr(name[:100])
@@ -207,10 +219,12 @@ class ArchiveQueries:
     def open(self, draft: QueryDraft, listener: QueryListener | None = None) -> Query:
         """Open a query; results come to the `listener`, if there is one. Raises what archives say if none takes it."""
         uid = f"query-{token_hex(8)}"
-        asked = draft.request if draft.fitness is None else msgspec.structs.replace(draft.request, limit=0)
+        asked, places = draft.request, places_of(draft.archives)
+        if draft.fitness is not None or (asked.latest_by and len(places) > 1):
+            asked = msgspec.structs.replace(asked, limit=0)  # of what they have, some is no result
         parts = [
             QueryPart(f"{uid}-{number}", asked, place, self._listeners, draft.fitness)
-            for number, place in enumerate(places_of(draft.archives))
+            for number, place in enumerate(places)
         ]
         draft = draft._replace(impossible=partial(self._impossible, draft.request))
         query = Query(parts, draft, listener, self._listeners, partial(self.count, draft))
@@ -278,8 +292,17 @@ class ArchiveQueries:
 
     def _with_durable(self, name: str, do: Callable[[HistoryProxy], bool]) -> int:
         _, archives = archives_with("", self._listed())
-        answers = _each(self._config, archives, do)
-        known = sum(is_known for _, is_known in answers)
+        answers = _each(self._config, archives, _or_error(do))
+        known = sum(answer is True for _, answer in answers)
+        errors = [(place.address, answer) for place, answer in answers if isinstance(answer, JbiError)]
+        if errors and len(answers) > 1:  # one that was killed is listed until its lease ends
+            address, why = errors[0]
+            raise type(why)(
+                f"durable subscription {name!r}: done at {known} of {len(answers)} archives, not at {address}:"
+                f" {why.message}", hint=why.hint or "Do it again when it answers",
+            )  # fmt: skip
+        if errors:
+            raise errors[0][1]
         if not known:
             raise UnknownUidError(
                 f"no archive knows a durable subscription {name!r} of this user",
@@ -323,13 +346,7 @@ class ArchiveQueries:
     ) -> tuple[list[tuple[ArchivePlace, T]], list[tuple[ArchivePlace, JbiError]]]:
         """Answers of those that give one, and why the others do not. Raises what the first says, if none does."""
 
-        def tried(proxy: HistoryProxy) -> T | JbiError:
-            try:
-                return ask(proxy)
-            except JbiError as exc:
-                return exc
-
-        said = _each(self._config, draft.archives, tried)
+        said = _each(self._config, draft.archives, _or_error(ask))
         answers = [(place, answer) for place, answer in said if not isinstance(answer, JbiError)]
         errors = [(place, error) for place, error in said if isinstance(error, JbiError)]
         if not answers:

@@ -111,8 +111,10 @@ def test_archives_are_one(federation: Any, archive: Callable[..., Past]) -> None
     assert _numbers(found) == sorted([*range(1, 21), 3, 15])
     assert len({obj.object_id for obj in found}) == 22
     assert _numbers(subscriber.query("t", order="newest", limit=4)) == [20, 19, 18, 17]
-    # Expect the newest of each key over all of them, not of each
+    # Expect the newest of each key over all of them, not of each, also where not all keys are wanted
     assert _numbers(subscriber.query("t", latest_by="/m/key")) == [18, 19, 20]
+    assert _numbers(subscriber.query("t", latest_by="/m/key", limit=2)) == [18, 19]
+    assert _numbers(subscriber.query("t", latest_by="/m/key", limit=2, order="newest")) == [20, 19]
 
 
 def test_an_archive_that_refuses_is_named_and_the_others_go_on(

@@ -467,6 +467,25 @@ def test_a_durable_subscription_that_an_archive_keeps_is_told(
         subscriber.cancel_subscription(uid)
 
 
+def test_a_durable_subscription_is_set_back_where_archives_answer(
+    federation: Any, archive: Callable[..., Past]
+) -> None:
+    # Given a durable subscription at two archives, of which one has died, and is listed yet
+    past, dying = archive([an_object(n) for n in range(1, 4)]), archive()
+    subscriber = federation.subscriber()
+    uid = subscriber.register_subscriber(type_name="t", durable="d", start="all")
+    assert subscriber.wait_matched(uid, 2) == 2
+    assert _received(subscriber, uid, 3) == [1, 2, 3]
+    dying.die()
+    # When it is set back, expect that to be done at the other one, and to be told
+    with pytest.raises(WireError, match=f"'d': done at 1 of 2 archives, not at {dying.address}: "):
+        subscriber.reset_durable("d", 20)
+    assert list(past.durables.values()) == [{10, 20}]
+    # Expect it not to be said that nobody knows it, where not all have answered
+    with pytest.raises(WireError, match="'e': done at 0 of 2 archives"):
+        subscriber.reset_durable("e", 20)
+
+
 def test_a_durable_subscription_is_set_back_by_its_user_alone(
     federation: Any, archive: Callable[..., Past], tmp_path: Path
 ) -> None:
