@@ -196,9 +196,11 @@ def _text(data: bytes) -> tuple[str | None, bytes | None]:
 class ObjectFile:
     """Objects of a file of ours, or of others. What can't be read is counted, with the first reasons."""
 
-    def __init__(self, path: Path) -> None:
-        """Raises ConfigurationError for a file of neither form."""
+    def __init__(self, path: Path, *, most: int = sys.maxsize) -> None:
+        """`most`: bytes of an object; a larger one counts as not read. Raises ConfigurationError for a file of neither
+        form."""
         self._path = path
+        self._most = most
         self._form = form_of(path)
         self._now = time.time()
         """When objects count as published whose rows say no time."""
@@ -209,6 +211,8 @@ class ObjectFile:
         """Entries of registrations, as far as the file has told them."""
         self._made: dict[tuple[str, str, str], tuple[str, int]] = {}
         """For rows without a number: the registration made for them, and how many it has."""
+        self._types: dict[str, tuple[str, str]] = {}
+        """Types of registrations, by their first objects."""
 
     def batches(self) -> Iterator[list[Parcel]]:
         """Some objects at a time. Raises StudyError for a file that can't be read at all."""
@@ -261,7 +265,15 @@ class ObjectFile:
             own, registration, sequence, published, type_, row.version, metadata, length, row.hops, row.via,
             row.signature, row.attributes,
         )  # fmt: skip
-        return Parcel.received(b"".join(map(bytes, pack(head, payload or b"").parts)))
+        parcel = pack(head, payload or b"")
+        if parcel.size > self._most:
+            raise StudyError(
+                f"object {uid} has {parcel.size:,} bytes, {self._most:,} at most go over the network: import it into"
+                " the folder while no process has it open (--folder)"
+            )
+        if (of := self._types.setdefault(registration, (type_, row.version))) != (type_, row.version):
+            raise StudyError(f"its registration {registration} is of {' '.join(of)}, not of {type_} {row.version}")
+        return Parcel.received(b"".join(map(bytes, parcel.parts)))
 
     def _numbered(self, row: ObjectRow, type_: str, uid: str) -> tuple[str, int]:
         """Rows of others have no number: one in a registration that is made of them, the same whenever they come."""

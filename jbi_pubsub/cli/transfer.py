@@ -23,7 +23,7 @@ from jbi_pubsub.subscriber import Query as OpenQuery
 from jbi_pubsub.subscriber import SubscriberAdapter
 
 from . import backup
-from .archives import CALL_SECONDS, AnyArchive, ObjectSelection, RestingArchive, found, opened
+from .archives import CALL_SECONDS, AnyArchive, ObjectSelection, found, opened
 from .clients import namespaces_of
 from .options import EXISTING_FILE, FOLDER, JsonArguments, argument, command, option
 from .query import tell_left_out, tell_missing
@@ -38,13 +38,14 @@ def _tried(context: click.Context, parameter: click.Parameter, path: Path) -> Pa
     return path if str(path) == backup.STDIO else try_file(context, parameter, path)
 
 
-class _ArchiveExport(ObjectSelection, RestingArchive, JsonArguments):
+class _ArchiveExport(ObjectSelection, AnyArchive, JsonArguments):
     file: Path = argument(type=click.Path(dir_okay=False, allow_dash=True, path_type=Path), callback=_tried)
     payloads: bool = option("With payloads, or metadata alone.", "--payloads/--no-payloads", default=True)
 
     def conditions(self) -> dict[str, Any]:
         """Conditions of a query, as far as they are given."""
         given = {name: getattr(self, name) for name in ("version", "predicate", "since", "until")}
+        given["at"] = (self.at,) if self.at else ()
         return {**{k: v for k, v in given.items() if v}, "namespaces": namespaces_of(self.namespaces)}
 
 
@@ -58,6 +59,7 @@ def export(given: _ArchiveExport) -> int:
     jbi archive export all.parquet
     jbi archive export kabul.jsonl --type Intel_Imagery --predicate "//Area='Kabul'" --since 30d
     jbi archive export - --no-payloads --since 1h     # to stdout
+    jbi archive export alpha.jsonl --at 127.0.0.1:4161
     jbi archive export rescued.jsonl --folder /var/lib/jbi/archive
     jbi study import all.parquet --out data
     """
@@ -79,10 +81,10 @@ def export(given: _ArchiveExport) -> int:
 def _exported(given: _ArchiveExport) -> tuple[int, int, Sequence[str]]:
     """Counts of objects and of those without their payloads, and the archives that have not answered."""
     config, conditions = given.settings.load(), given.conditions()
-    if given.folder is not None:
+    if (folder := given.resting()) is not None:
         if any(conditions.values()) or given.type_name:
             raise ConfigurationError("--folder exports all", hint="Conditions are for archives that answer queries")
-        with opened(config, given.folder) as kept, backup.writing(given.file, payloads=given.payloads) as sink:
+        with opened(config, folder) as kept, backup.writing(given.file, payloads=given.payloads) as sink:
             sources = {source.uid: entries_of(source.entries) for source in kept.sources()}
             position = kept.status()["position"]
             return *_written(_objects(kept), sink, position, lambda uid: sources.get(uid, ())), ()
@@ -168,7 +170,7 @@ def import_(given: _ArchiveImport) -> int:
     jbi archive import kabul.jsonl --at 127.0.0.1:4161
     jbi archive import rescued.jsonl --folder /var/lib/jbi/archive
     """
-    reading = backup.ObjectFile(given.file)
+    reading = backup.ObjectFile(given.file, **({} if given.folder is not None else {"most": WIRE_BYTES}))
     taken = TakenIn()
     size = given.file.stat().st_size
     with _taking_in(given) as take_in, telling("bytes read") as tell:
@@ -182,7 +184,7 @@ def import_(given: _ArchiveImport) -> int:
 
 
 def _tell_taken(taken: TakenIn, reading: backup.ObjectFile, file: Path) -> None:
-    aside = ((taken.known, "here already"), (taken.deleted, "deleted before"), (reading.rejects, "not readable"))
+    aside = ((taken.known, "here already"), (taken.deleted, "deleted before"), (reading.rejects, "not imported"))
     told = "".join(f", {number:,} {what}" for number, what in aside if number)
     click.echo(f"{counted(taken.kept, 'object')} kept{told}")
     for reason in reading.reasons:
@@ -200,13 +202,6 @@ def _taking_in(given: _ArchiveImport) -> Iterator[Callable[[Sequence[Parcel], Ma
     with given.place(config).calls(config) as proxy:
 
         def take_in(batch: Sequence[Parcel], entries: Mapping[str, backup.Entries]) -> TakenIn:
-            for parcel in batch:
-                if parcel.size > WIRE_BYTES:
-                    raise ConfigurationError(
-                        f"object {parcel.head.object_id} has {parcel.size:,} bytes, {WIRE_BYTES:,} at most go over the"
-                        " network so",
-                        hint="Import into the folder while no process has it open: --folder",
-                    )
             uids = {parcel.head.registration for parcel in batch}
             of = [ArchivedSource(uid, entries[uid]) for uid in uids if uid in entries]
             return proxy.take_in([b"".join(map(bytes, parcel.parts)) for parcel in batch], of, CALL_SECONDS)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from jbi_pubsub.cli import backup
+from jbi_pubsub.cli import backup, transfer
 from jbi_pubsub.cli.app import run
 from jbi_pubsub.codegen.repository import repository_of
 from jbi_pubsub.core.config import ArchiveSection, PolicySection, TypesSection
@@ -301,15 +301,48 @@ def test_lines_of_others_get_what_they_lack_and_bad_ones_are_told(jbi: Jbi, tmp_
     (tmp_path / "others.jsonl").write_text("\n".join(lines))
     shown = jbi("archive", "import", "others.jsonl")
     # Expect what makes sense, and the reason for the rest
-    assert (shown.code, shown.out) == (1, "3 objects kept, 7 not readable\n")
+    assert (shown.code, shown.out) == (1, "3 objects kept, 7 not imported\n")
     assert "line 4" in shown.err
     assert "\x1b" not in shown.err
-    assert jbi("archive", "import", "others.jsonl").out == "0 objects kept, 3 here already, 7 not readable\n"
+    assert jbi("archive", "import", "others.jsonl").out == "0 objects kept, 3 here already, 7 not imported\n"
     assert "own-3" in ids(jbi, "--type", "other.A")
     # and what says no time to be published now, not in 1970
     assert len(ids(jbi, "--type", "other.A", "--since", "2026-01-01T00:00Z")) == 2
     replayed = jbi("subscribe", "--type", "other.A", "--start", "all", "--count", "3", "--timeout", "20")
     assert len(replayed.out.splitlines()) == 3
+
+
+def test_an_object_that_can_not_be_imported_keeps_no_other_away(
+    jbi: Jbi, pad: DisseminationServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given objects, of which one is too large for the network, and one's registration has another type
+    monkeypatch.setattr(transfer, "WIRE_BYTES", 1_000)
+    rows = [
+        {"type": "other.A", "publisher": "r-1", "sequence": number, "metadata": f"<a>{number}</a>"}
+        for number in range(1, 6)
+    ]
+    rows[1]["payload"] = "p" * 1_000
+    rows[3]["type"] = "other.B"
+    (tmp_path / "some.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    # When they are imported, expect the others, and the reasons with their lines
+    shown = jbi("archive", "import", "some.jsonl", "--at", pad.address)
+    assert (shown.code, shown.out) == (1, "3 objects kept, 2 not imported\n")
+    assert "line 2: object" in shown.err
+    assert "1,000 at most go over the network" in shown.err
+    assert "line 4: its registration r-1 is of other.A 1.0, not of other.B 1.0" in shown.err
+    # Expect one that is large to go into a folder
+    shown = jbi("archive", "import", "some.jsonl", "--folder", "other")
+    assert (shown.code, shown.out) == (1, "4 objects kept, 1 not imported\n")
+
+
+def test_one_archive_of_several_is_exported(
+    jbi: Jbi, federation: Any, pad: DisseminationServer, tmp_path: Path, eventually: Callable[..., Any]
+) -> None:
+    other = federation.pad("bravo", "paris", config=kept_in(tmp_path / "other", federation.config))
+    eventually(lambda: other.address in jbi("archive", "status").out)
+    assert jbi("archive", "export", "other.jsonl", "--at", other.address).out == "0 objects written to other.jsonl\n"
+    assert jbi("archive", "export", "one.jsonl", "--at", pad.address).out == "5 objects written to one.jsonl\n"
+    assert jbi("archive", "export", "x.jsonl", "--at", pad.address, "--folder", "other").code == 2
 
 
 @pytest.mark.parametrize("full", ["refuse", "pass"])
