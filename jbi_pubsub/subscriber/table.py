@@ -288,8 +288,7 @@ class SubscriptionTable:
         if known != str(matching):
             is_usual = not self.warns or not self._published.names() or (matching.registrations and not matching.others)
             level = logging.INFO if is_usual else logging.WARNING
-            says = "subscription %s %s" if matching.registrations else "subscription %s matches %s"
-            matching_log.log(level, says, uid, matching, extra={"subscription": uid})
+            matching_log.log(level, "subscription %s %s", uid, matching, extra={"subscription": uid})
         if matching.registrations:
             return bool(matching.others) or not subscription.terms.last_part
         return not (asked.name or asked.local)
