@@ -240,6 +240,27 @@ g0 <- time_advance_grant(5.0)
     assert ends(result) == {"F save L: saved; G save L: saved"}
 
 
+def test_time_goes_on_behind_a_save_that_held_back_a_grant() -> None:
+    # Given a save at 8 for which the one side waits, When the other one goes beyond that, and further
+    result = explored(
+        f"""{SAVES}f0: enable_time_constrained(); enable_time_regulation(1.0)
+f0: request_federation_save("L", 8.0); disable_time_regulation()
+g0: enable_time_regulation(1.0); enable_time_constrained()
+---
+g0: time_advance_request(9.0)
+g0 <- time_advance_grant(9.0)
+g0: time_advance_request(19.0)
+g0 <- time_advance_grant(19.0)
+f0: time_advance_request(15.0)
+f0 <- time_advance_grant(15.0)
+""",
+        Solutions(),
+        couples=True,
+    )
+    # Expect the one to get there, too, when the save is over: the surrogate is granted its time then, and asks for more
+    assert ends(result) == {"F save L: saved; G save L: saved"}
+
+
 def test_a_message_that_is_taken_back_is_told_to_nobody_beyond() -> None:
     call = fom().interaction_class("Call")
     first = f"""f0: publish_interaction_class({call}); enable_time_regulation(1.0); enable_time_constrained()
