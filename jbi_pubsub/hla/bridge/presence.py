@@ -6,13 +6,14 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any, Final
 from uuid import uuid4
 
 from jbi_pubsub.core.access import AllowAll
 from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.wire.address import is_loopback
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.wire.stream_socket import StreamSocket, listen, refuse
 from jbi_pubsub.hla.calls import Front
@@ -168,7 +169,8 @@ class _Side:
 
     def dead(self, own: frozenset[str]) -> list[str]:
         """Bridges whose process is no more, while their leases go on: nobody listens where they can be asked."""
-        others = self._others(own)
+        lookups = [at for each in self._community.sessions() for at in each.ref.endpoints]
+        others = certain(self._others(own), lookups)
         alive = living(others, self._security)
         gone = [item for item in others if item not in alive]
         return [span.bridge for item in gone for span in rings.spans_of(item.entries) if span.hops == 0]
@@ -215,6 +217,18 @@ class _Side:
     def service_removed(self, item: ServiceItem) -> None:
         """Another bridge has left."""
         self.service_added(item)
+
+
+def certain(items: Sequence[ServiceItem], lookups: Iterable[str]) -> list[ServiceItem]:
+    """Services of which it is certain where they are. A loopback address may be that of another host, unless the lookup
+    services that tell of it have such addresses, too: these are on this one."""
+    if all(map(_is_loopback, lookups)):
+        return list(items)
+    return [item for item in items if not any(map(_is_loopback, item.proxy.endpoints))]
+
+
+def _is_loopback(endpoint: str) -> bool:
+    return is_loopback(endpoint.rpartition(":")[0].strip("[]"))
 
 
 def _no_data(sock: socket.socket, caller: Caller) -> None:  # noqa: ARG001  # an endpoint's handler

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from hypothesis import given
@@ -18,10 +19,14 @@ from hypothesis import strategies as st
 from jbi_pubsub.bridge.file import OpenBridge, described
 from jbi_pubsub.cli.status import Servers, tables
 from jbi_pubsub.core.config import Config, LookupSection
+from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.hla.bridge.presence import certain
 from jbi_pubsub.hla.bridge.rings import HOPS_MOST, TOLD_MOST, Span, SpanEntry, entry_of, ring, spans_of, told
-from jbi_pubsub.hla.proxy import Module
+from jbi_pubsub.hla.proxy import HLA_BRIDGE_TYPE, Module
 from jbi_pubsub.hla.server import RtiServer
+from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.lookup.opening import open_lookup
+from jbi_pubsub.protocol.services import STATUS
 from tests.hla.parties import Federate
 
 
@@ -253,6 +258,15 @@ def test_a_bridge_that_was_killed_is_in_nobodys_way(places: Places, eventually: 
     finally:
         process.kill()
         process.communicate()
+
+
+def test_a_bridge_at_the_loopback_address_of_another_host_is_not_taken_for_dead() -> None:
+    # Given bridges of which a lookup service tells, that listen where nobody can ask them from elsewhere, or can
+    near, far = (ServiceItem(uuid4().hex, (HLA_BRIDGE_TYPE,), ServiceRef(uuid4().hex, STATUS, (at,)), ())
+                 for at in ("127.0.0.1:4711", "10.0.0.7:4711"))  # fmt: skip
+    # When that lookup service is on this host, expect both to be asked whether they live; else only who can be
+    assert certain([near, far], ["127.0.0.1:4160", "[::1]:4160"]) == [near, far]
+    assert certain([near, far], ["127.0.0.1:4160", "10.0.0.1:4160"]) == [far]
 
 
 def test_bridges_are_seen_with_all_other_servers(places: Places) -> None:
