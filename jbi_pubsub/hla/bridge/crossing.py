@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Final
 
 from jbi_pubsub.core.errors import JbiError, StorageError
@@ -24,7 +25,13 @@ TAKEN_MOST: Final = 500
 """Callbacks that are taken from a side in a round, and calls that go together."""
 POLL_SECONDS: Final = 0.02
 """After which an RTI is asked again whether all others have consented."""
-_FLOWING: Final = frozenset(("update_attribute_values", "send_interaction"))
+_FLOWING: Final = frozenset(
+    ("update_attribute_values", "send_interaction", "negotiated_attribute_ownership_divestiture")
+)
+_TOGETHER: Final = _FLOWING | {
+    "register_object_instance", "request_attribute_value_update", "modify_lookahead", "time_advance_request",
+}  # fmt: skip
+"""Services of which calls to one side go together: one by one each would take the time to a far RTI and back."""
 _CARRYING: Final = frozenset(("reflect_attribute_values", "receive_interaction"))
 
 
@@ -110,34 +117,31 @@ class Crossing:
             while (control := spans.first_control(plan, self.bridge, side)) is not None:
                 self._do(*spans.forwarded(plan, self.bridge, control))
                 went += 1
-            flowing: list[Call] = []
-            while went < 10 * TAKEN_MOST and (item := spans.first(plan, self.bridge, side)) is not None:
-                self.bridge, calls = spans.forwarded(plan, self.bridge, item)
-                went += 1
-                if all(call.service in _FLOWING for call in calls):
-                    flowing.extend(calls)
-                    if len(flowing) < TAKEN_MOST:
-                        continue
-                    calls = ()
-                self._flow(flowing)
-                flowing = []
+            while found := self._discoveries(side):
+                calls: tuple[Call, ...] = ()
+                for item in reversed(found):  # the last first: places of the others stay
+                    self.bridge, more = spans.forwarded(plan, self.bridge, item)
+                    calls = more + calls
                 self._do(self.bridge, calls)
-            self._flow(flowing)
+                went += len(found)
+            flowing: list[Call] = []
+            while went < 10 * TAKEN_MOST and (due := spans.first(plan, self.bridge, side)) is not None:
+                self.bridge, calls = spans.forwarded(plan, self.bridge, due)
+                went += 1
+                flowing.extend(calls)
+                if len(flowing) >= TAKEN_MOST or not all(call.service in _FLOWING for call in calls):
+                    self._do(self.bridge, tuple(flowing))
+                    flowing = []
+            self._do(self.bridge, tuple(flowing))
         return went
 
-    def _flow(self, calls: list[Call]) -> None:
-        """Calls to one side, together. Of those that were refused the last is put back first."""
-        if not calls:
-            return
-        answers = self._surrogates[calls[0].side].do(calls)
-        later: list[tuple[Call, RtiError]] = []
-        for call, answer in zip(calls, answers, strict=True):
-            if isinstance(answer, RtiError):
-                later.append((call, answer))
-            else:
-                self._do(*spans.answered(self.plan, self.bridge, call, answer))
-        for call, error in reversed(later):
-            self._do(*spans.refused(self.plan, self.bridge, call, error))
+    def _discoveries(self, side: int) -> list[spans.Due]:
+        """Instances of a side that may be registered now, some: they overtake what is told of others."""
+        data = self.bridge.links[side].data
+        if all(entry.kind != "discover" for entry in data):
+            return []
+        due = (item for item in spans.due(self.plan, self.bridge) if (item.what, item.side) == ("data", side))
+        return [item for item in due if data[item.place].kind == "discover"][:TAKEN_MOST]
 
     def _do(self, bridge: Bridge, calls: tuple[Call, ...]) -> None:
         """Calls, one after the other, and what comes of them. What a save has is on disk before any is made."""
@@ -146,16 +150,30 @@ class Crossing:
         self.bridge = bridge
         waiting = list(calls)
         while waiting:
-            call = waiting.pop(0)
-            [answer] = self._surrogates[call.side].do([call])
+            side = waiting[0].side
+            run = takewhile(lambda call: call.side == side and call.service in _TOGETHER, waiting[:TAKEN_MOST])  # noqa: B023  # it ends in this round
+            together = list(run) or waiting[:1]
+            waiting[: len(together)] = self._done(together)
+
+    def _done(self, calls: Sequence[Call]) -> list[Call]:
+        """Calls to one side, made together; what comes of them. Of the refused ones the last is put back first."""
+        answers = self._surrogates[calls[0].side].do(calls)
+        more: list[Call] = []
+        later: list[tuple[Call, RtiError]] = []
+        for call, answer in zip(calls, answers, strict=True):
             if isinstance(answer, RtiError):
-                log.debug("%s refused: %s", call.service, answer)
-                self.bridge, more = spans.refused(self.plan, self.bridge, call, answer)
+                later.append((call, answer))
             elif isinstance(answer, JbiError):
                 raise answer
             else:
-                self.bridge, more = spans.answered(self.plan, self.bridge, call, answer)
-            waiting[:0] = more
+                self.bridge, found = spans.answered(self.plan, self.bridge, call, answer)
+                more.extend(found)
+        again: list[Call] = []
+        for call, error in reversed(later):
+            log.debug("%s refused: %s", call.service, error)
+            self.bridge, found = spans.refused(self.plan, self.bridge, call, error)
+            again[:0] = found
+        return more + again
 
     def _stored(self, bridge: Bridge, calls: tuple[Call, ...]) -> tuple[Bridge, tuple[Call, ...]]:
         """On disk, or the save has failed."""

@@ -7,7 +7,7 @@ import http.client
 import math
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from jbi_pubsub.core.errors import ConfigurationError, StorageError
 from jbi_pubsub.core.wire import detour
 from jbi_pubsub.core.wire.address import split_endpoint
 from jbi_pubsub.core.wire.endpoint import Endpoint
+from jbi_pubsub.hla.bridge.state import Call
+from jbi_pubsub.hla.bridge.surrogate import Surrogate
 from jbi_pubsub.hla.exceptions import SaveInProgress
 from jbi_pubsub.hla.execution import RtiOptions
 from jbi_pubsub.hla.proxy import Module
@@ -104,6 +106,32 @@ def test_what_one_federation_simulates_the_other_sees(joint: Joint, eventually: 
     a.rti.delete_object_instance(aircraft, b"over")
     assert b.until("remove_object_instance")[1:3] == (there, b"over")
     assert [way["relayed"] for way in bridge.status()["directions"]] == [1, 1]
+
+
+def test_what_a_far_rti_is_asked_for_goes_together(joint: Joint, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given instances from before a bridge, and a note of what its surrogates call in one go
+    a, b = joint.join("a", "Air"), joint.join("b", "Sea")
+    cls, position, _ = handles(a)
+    a.rti.publish_object_class_attributes(cls, [position])
+    b.rti.subscribe_object_class_attributes(cls, [position])
+    for _ in range(50):
+        a.rti.register_object_instance(cls)
+    trips: list[list[str]] = []
+    do = Surrogate.do
+
+    def noted(surrogate: Surrogate, calls: Sequence[Call]) -> Any:
+        trips.append([call.service for call in calls])
+        return do(surrogate, calls)
+
+    monkeypatch.setattr(Surrogate, "do", noted)
+    joint.bridge()
+    # When they cross, expect few journeys there and back
+    for _ in range(50):
+        b.until("discover_object_instance")
+        a.until("provide_attribute_value_update")
+    for service in ("register_object_instance", "request_attribute_value_update"):
+        journeys = [trip.count(service) for trip in trips if service in trip]
+        assert (sum(journeys), len(journeys) < 10) == (50, True)
 
 
 DRONES = """<objectModel xmlns="http://standards.ieee.org/IEEE1516-2010">
