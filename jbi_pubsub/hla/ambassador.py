@@ -49,7 +49,7 @@ from .exceptions import (
 from .execution import CONVEYED
 from .federate import FederateAmbassador
 from .fom import Fom, Order, parsed
-from .proxy import Layers, Rti, living, modules_of
+from .proxy import MODEL_SECONDS, Layers, Rti, living, modules_of
 from .services import FederationServices, ObjectServices, RegionServices
 from .support import SupportServices
 
@@ -210,9 +210,11 @@ class RTIAmbassador(FederationServices, ObjectServices, RegionServices, SupportS
                 return sorted(found, key=lambda item: item.service_id)
             time.sleep(0.1)
 
-    def _call(self, item: ServiceItem, method: str, result: Any, *arguments: Any) -> Any:
+    def _call(
+        self, item: ServiceItem, method: str, result: Any, *arguments: Any, timeout: float = ANSWER_SECONDS
+    ) -> Any:
         security = self._config.security()
-        with contextlib.closing(ControlClient(item.proxy, security, timeout=ANSWER_SECONDS)) as client:
+        with contextlib.closing(ControlClient(item.proxy, security, timeout=timeout)) as client:
             return client.call(method, result, *arguments)
 
     # -- services -----------------------------------------------------------------------------------------------
@@ -315,7 +317,7 @@ class RTIAmbassador(FederationServices, ObjectServices, RegionServices, SupportS
     def _learned(self) -> bool:
         if self._execution is None or (self._fom is not None and (self._link is None or self._link.lost)):
             return False
-        layers = self._call(self._execution, "modules", Layers, self._federation_name)
+        layers = self._call(self._execution, "modules", Layers, self._federation_name, timeout=MODEL_SECONDS)
         if self._fom is not None and len(layers) == len(self._fom.layers):
             return False
         self._fom = parsed(*layers[0], added=layers[1:])

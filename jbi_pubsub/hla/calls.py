@@ -9,7 +9,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from hashlib import sha256
 from typing import Any, Final, Protocol
+
+import msgspec
 
 from jbi_pubsub.core.access import ADMIN, AccessAdmin, AccessPolicy, Action, LoginCalls, Subject, demand
 from jbi_pubsub.core.config import Config
@@ -204,3 +207,8 @@ class Calls:
     def modules(self, caller: Caller, name: str) -> Layers:
         self._door.front.allow(caller, "connect", name)
         return self._door.modules(name)
+
+    @exported
+    def model(self, caller: Caller, name: str) -> str:
+        """A digest of what `modules` answers, for who may have that already."""
+        return sha256(msgspec.msgpack.encode(self.modules(caller, name))).hexdigest()

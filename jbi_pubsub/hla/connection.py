@@ -14,13 +14,14 @@ import msgspec
 from jbi_pubsub.core.errors import ErrorReport, JbiError, ProtocolError, WireError, rebuild
 from jbi_pubsub.core.guard import guarded, note
 from jbi_pubsub.core.values import converted, decoded, decoder_of
+from jbi_pubsub.core.wire.endpoint import wait_for
 from jbi_pubsub.core.wire.stream_socket import StreamSocket
 
 from .exceptions import NotConnected
-from .sessions import FRAME_MOST, LENGTH, Said, received, whole_frames
+from .sessions import FRAME_MOST, LENGTH, PATIENCE_SECONDS, Said, received, whole_frames
 
 ANSWER_SECONDS: Final = 30.0
-"""For an RTI to answer a call."""
+"""For an RTI to answer a call, or to send more of what stands before the answer: on a slow line that may be much."""
 INBOX_MOST: Final = 200_000
 """Callbacks that wait to be evoked; at more the RTI is not read, which slows down those who send."""
 WAITING_SECONDS: Final = 3600.0
@@ -46,9 +47,16 @@ class FrameSocket(StreamSocket):
         self.lease = 10.0
         """Seconds in which it has to be written to."""
         self._alive_at = time.monotonic()
+        self.heard_at = 0.0
+        """When something has come last."""
         self._got = bytearray()
         self._frames: list[bytes] = []
         """Those that have come whole and are not taken: whoever reads may be interrupted, and nothing is to be lost."""
+
+    def set_lease(self, lease: float) -> None:
+        """Be lost no sooner than that has ended."""
+        self.lease = lease
+        wait_for(self._sock, max(lease, PATIENCE_SECONDS))
 
     def write(self, entries: list[msgspec.Raw]) -> None:
         """A frame, however long the RTI lets it wait; for one thread at a time. Raises WireError."""
@@ -68,6 +76,8 @@ class FrameSocket(StreamSocket):
                 data = received(self._sock)
             if data == b"" and not self._frames:
                 raise WireError("the RTI has ended the connection")
+            if data:
+                self.heard_at = time.monotonic()
             self._got += data or b""
             self._frames += whole_frames(self._got, 4 * FRAME_MOST)
         said: list[Said] = []
@@ -113,7 +123,7 @@ class FederateLink:
     def join(self, name: str, action: str, kind: str) -> tuple[int, str]:
         """Handle and name. Raises what the RTI refused with."""
         handle, name, lease = self.ask("join_federation_execution", (name, action, *filter(None, (kind,))))
-        self._socket.lease = float(lease)
+        self._socket.set_lease(float(lease))
         return int(handle), str(name)
 
     def ask(self, service: str, arguments: Sequence[Any]) -> Any:
@@ -138,7 +148,10 @@ class FederateLink:
                 self.flush()
         self.flush()
         with self._changed:
-            self._await(lambda: self._answers[tickets[-1]] or self.lost, ANSWER_SECONDS)
+            heard = -1.0
+            while not (self._answers[tickets[-1]] or self.lost) and heard != self._socket.heard_at:
+                heard = self._socket.heard_at
+                self._await(lambda: self._answers[tickets[-1]] or self.lost, ANSWER_SECONDS)
             answers = [self._answers.pop(ticket) for ticket in tickets]
         if None in answers:
             if not self.lost:
@@ -262,6 +275,8 @@ class FederateLink:
             else:
                 with self._changed:
                     self._changed.wait_for(lambda: len(self._inbox) < INBOX_MOST or self._closed.is_set(), timeout)
+        except NotConnected:
+            return  # it could not give a sign of life, and has said why
         except WireError as exc:
             self._lose(exc.message)
         except OSError as exc:

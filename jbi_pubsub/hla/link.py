@@ -22,12 +22,12 @@ from uuid import uuid4
 
 from jbi_pubsub.core.access import AccessPolicy, AllowAll
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import JbiError
+from jbi_pubsub.core.errors import JbiError, ProtocolError
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.core.wire.dial import dial
-from jbi_pubsub.core.wire.endpoint import DATA, Caller
+from jbi_pubsub.core.wire.endpoint import DATA, Caller, wait_for
 from jbi_pubsub.core.wire.stream_socket import Hello, StreamSocket, Tokens, greet, listen, refuse, welcome
 from jbi_pubsub.lookup.client.finder import LookupCache
 from jbi_pubsub.lookup.client.join import JoinManager
@@ -36,8 +36,8 @@ from jbi_pubsub.protocol.entries import RTI_TYPE
 
 from .calls import Calls, FederateRights, Front
 from .exceptions import FederationExecutionDoesNotExist, RtiInternalError
-from .proxy import RTI, RTI_LINK_TYPE, Layers, Module, Rti, living
-from .sessions import received, sent
+from .proxy import MODEL_SECONDS, RTI, RTI_LINK_TYPE, Layers, Module, Rti, living
+from .sessions import PATIENCE_SECONDS, received, sent
 
 log = logging.getLogger("jbi_pubsub.hla")
 
@@ -66,6 +66,7 @@ class RtiLink:
         self._item = uuid4().hex
         self._tokens = Tokens()
         self._tunnel = Tunnel()
+        self._model = LinkedModel(federation)
         self._lock = threading.Condition()  # covers what follows
         self._behind: ServiceItem | None = None
         self._trouble = ""
@@ -147,9 +148,9 @@ class RtiLink:
 
     # -- calls ----------------------------------------------------------------------------------------------------
 
-    def ask(self, method: str, result: type[T], *arguments: Any) -> T:
+    def ask(self, method: str, result: type[T], *arguments: Any, timeout: float = ANSWER_SECONDS) -> T:
         """Answer of the RTI behind the link. Raises what it raises, FederationExecutionDoesNotExist."""
-        with closing(ControlClient(self._proxy(), self._far.security(), timeout=ANSWER_SECONDS)) as client:
+        with closing(ControlClient(self._proxy(), self._far.security(), timeout=timeout)) as client:
             found: T = client.call(method, result, *arguments)
             return found
 
@@ -183,7 +184,7 @@ class RtiLink:
     def modules(self, name: str) -> Layers:
         """Modules of the object model. Raises FederationExecutionDoesNotExist."""
         self._check(name)
-        return self.ask("modules", Layers, self._federation)
+        return self._model.fetched(self)
 
     def _check(self, name: str) -> None:
         if name != self._name:
@@ -228,14 +229,37 @@ class RtiLink:
             return
         with far:
             try:
-                greet(StreamSocket(far), Hello.of(token))
+                lease = greet(StreamSocket(far), Hello.of(token))
             except JbiError as exc:
                 refuse(line, exc.message)
                 return
             caller.place.kept = True
-            welcome(line, 0)
+            welcome(line, lease)
+            for each in (sock, far):
+                wait_for(each, max(lease / 1000, PATIENCE_SECONDS))
             with guarded("rti link"), suppress(OSError):  # an end of it is the other one's end
                 self._tunnel.carry(sock, far, refusal)
+
+
+class LinkedModel:
+    """The object model of a federation behind a link. It is fetched once, not for each who joins: over a slow line that
+    takes minutes."""
+
+    def __init__(self, federation: str) -> None:
+        self._federation = federation
+        self._lock = threading.Lock()  # held while it is fetched: who joins meanwhile waits for it
+        self._digest, self._layers = "", Layers()
+
+    def fetched(self, link: RtiLink) -> Layers:
+        """As it is now. Raises what the RTI raises, FederationExecutionDoesNotExist."""
+        with self._lock:
+            digest = ""
+            with suppress(ProtocolError):  # an RTI of before does not tell it
+                digest = link.ask("model", str, self._federation)
+            if not digest or digest != self._digest:
+                self._layers = link.ask("modules", Layers, self._federation, timeout=MODEL_SECONDS)
+                self._digest = digest
+            return self._layers
 
 
 class Tunnel:

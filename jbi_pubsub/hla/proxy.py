@@ -20,6 +20,8 @@ RTI_LINK_TYPE: Final = "jbi.RtiLink"
 """Further service type of a federation execution whose RTI is elsewhere."""
 HLA_BRIDGE_TYPE: Final = "jbi.HlaBridge"
 """Service type of a bridge between two federation executions, in the lookup services of both its sides."""
+MODEL_SECONDS: Final = 600.0
+"""For an object model to come: over a slow line one of some megabytes takes minutes."""
 SERVERS_MOST: Final = 20
 """That are asked whether they live."""
 

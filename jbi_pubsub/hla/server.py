@@ -24,7 +24,7 @@ from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import LookupNotFoundError, StorageError, report
 from jbi_pubsub.core.guard import note
 from jbi_pubsub.core.metrics import MetricsServer, Sample, expiries
-from jbi_pubsub.core.wire.endpoint import Caller
+from jbi_pubsub.core.wire.endpoint import Caller, wait_for
 from jbi_pubsub.core.wire.stream_socket import StreamSocket, Tokens, listen, refuse, welcome
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
@@ -47,7 +47,7 @@ from .proxy import RTI, Layers, Module, Rti, living
 from .rates import UpdateRates
 from .samples import of_rti
 from .saves import Saves
-from .sessions import HIGH_BYTES, Call, FederateSession, SessionGroup, Sessions
+from .sessions import HIGH_BYTES, PATIENCE_SECONDS, Call, FederateSession, SessionGroup, Sessions
 
 log = logging.getLogger("jbi_pubsub.hla")
 
@@ -276,7 +276,8 @@ class RtiServer:
             refuse(line, why)
             return
         caller.place.kept = True
-        welcome(line, 0)
+        welcome(line, int(1000 * self._lease))  # for a link on the way
+        wait_for(sock, max(self._lease, PATIENCE_SECONDS))
         session = FederateSession(sock, self.front.endpoint.connections.hand_over(sock), federation.group, self._lease)
         federation.rights[session] = rights
 

@@ -12,7 +12,10 @@ and time. Few calls are done when they come. Many calls, or large ones, wait in 
 turn in a round; a session is not read again before its calls are done. So nobody waits for the flood of another one.
 
 Who does not read slows down those who send to it: with HIGH_BYTES unsent the others of its group are neither read nor
-served, until it is at LOW_BYTES or has ended; after STALL_SECONDS its session ends. Above LOW_BYTES its own calls wait.
+served, until it has taken RELIEF_BYTES or has ended; when it takes nothing for STALL_SECONDS its session ends. A slow
+reader is behind by that much for long: turns are small until it is at LOW_BYTES, so that the others wait for a little
+alone. With LOW_BYTES unsent its own calls wait; those of who is behind wait while the others do. Whose calls wait gets
+an empty frame every SIGN_SECONDS.
 A session from which nothing has come for its lease ends as well. The time in which this thread was kept from listening
 counts for nobody.
 """
@@ -57,7 +60,14 @@ READ_BYTES: Final = 64 << 10
 NOT_NOW: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 HIGH_BYTES: Final = 4 << 20
 LOW_BYTES: Final = 1 << 20
+RELIEF_BYTES: Final = 16 << 10
+TIGHT_BYTES: Final = 16 << 10
+"""Bytes of a turn while somebody of the group is far behind."""
 STALL_SECONDS: Final = 30.0
+SIGN_SECONDS: Final = 10.0
+PATIENCE_SECONDS: Final = 120.0
+"""For TCP to wait for what was sent to be taken, unless the lease is longer: so nobody is lost before that ends, nor
+while an RTI lets it wait for others."""
 TICK_SECONDS: Final = 1.0
 CALL_SECONDS: Final = 10.0
 """For something that is done on the thread while somebody waits."""
@@ -109,7 +119,9 @@ class SessionGroup:
     def __init__(self) -> None:
         self.sessions: set[FederateSession] = set()
         self.crowded: set[FederateSession] = set()
-        """Sessions whose federate does not read."""
+        """Sessions whose federate does not read, for which others wait."""
+        self.behind: set[FederateSession] = set()
+        """Those, and those which were so and are not at LOW_BYTES yet."""
 
 
 class FederateSession:
@@ -135,7 +147,8 @@ class FederateSession:
         """Calls that are to be done."""
         self.out: deque[memoryview] = deque()
         self.unsent = 0
-        self.crowded_since = 0.0
+        self.taken_at = 0.0
+        """When it has taken something last, or others have begun to wait for it."""
         self.mask = 0
 
 
@@ -248,6 +261,7 @@ class Sessions:
         if session.mask:
             self._selector.unregister(session.sock)
         session.group.sessions.discard(session)
+        session.group.behind.discard(session)
         if session in session.group.crowded:
             session.group.crowded.discard(session)
             self._listen_all(session.group)
@@ -310,7 +324,7 @@ class Sessions:
             self._serving.ticked()
         for session in list(self._all):
             with guarded("rti sessions"):
-                if session in session.group.crowded and self._clock - session.crowded_since > STALL_SECONDS:
+                if session in session.group.crowded and self._clock - session.taken_at > STALL_SECONDS:
                     self.end(session, f"the federate has read nothing for {STALL_SECONDS:g} s")
                 elif (
                     self._clock - session.heard > session.lease
@@ -318,6 +332,14 @@ class Sessions:
                     and not self._waits_for_others(session)
                 ):
                     self.end(session, f"nothing has come from the federate for {session.lease:g} s")
+                elif (
+                    self._clock - session.taken_at > SIGN_SECONDS
+                    and not session.out
+                    and (session.calls or self._waits_for_others(session))
+                ):
+                    session.out.append(_SIGN)
+                    session.unsent += len(_SIGN)
+                    self._dirty[session] = None
 
     def _read(self, session: FederateSession) -> None:
         while not session.calls:
@@ -327,7 +349,7 @@ class Sessions:
                 return
             session.heard = self._clock
             session.got += data
-            if self._take(session) <= LIGHT_BYTES and session.unsent < LOW_BYTES:
+            if self._take(session) <= LIGHT_BYTES and self._may_call(session):
                 self._turn(session)
             self._listen(session)
             if not self._coming(session):
@@ -344,6 +366,7 @@ class Sessions:
     def _turn(self, session: FederateSession) -> None:
         """Some calls of a session."""
         until, size = time.monotonic() + TURN_SECONDS, 0
+        most = TIGHT_BYTES if session.group.behind else TURN_BYTES
         for _ in range(TURN_CALLS):
             if session.leaving:
                 session.calls.clear()
@@ -352,7 +375,7 @@ class Sessions:
             data = session.calls.popleft()
             size += len(data)
             self._serving.called(session, decoded(_CALL, data, "call of a federate"))
-            if size > TURN_BYTES or time.monotonic() > until:
+            if size > most or time.monotonic() > until:
                 return
 
     @staticmethod
@@ -389,20 +412,25 @@ class Sessions:
         if session.leaving and not session.out:
             self.end(session, "resigned")
             return
-        if session.calls and session.unsent < before:
-            session.heard = self._clock  # it is not read, but reads
+        if session.unsent < before:
+            session.taken_at = self._clock
+            if session.calls:
+                session.heard = self._clock  # it is not read, but reads
         self._crowd(session)
         self._listen(session)
 
     def _crowd(self, session: FederateSession) -> None:
-        crowded = session.group.crowded
+        crowded, behind = session.group.crowded, session.group.behind
         if session.unsent > HIGH_BYTES and session not in crowded:
-            session.crowded_since = self._clock
+            session.taken_at = self._clock
             crowded.add(session)
+            behind.add(session)
             self._listen_all(session.group)
-        elif session.unsent < LOW_BYTES and session in crowded:
+        elif session.unsent < HIGH_BYTES - RELIEF_BYTES and session in crowded:
             crowded.discard(session)
             self._listen_all(session.group)
+        if session.unsent < LOW_BYTES:
+            behind.discard(session)
 
     def _listen_all(self, group: SessionGroup) -> None:
         for session in group.sessions:
@@ -413,11 +441,17 @@ class Sessions:
         crowded = session.group.crowded
         return bool(crowded) and crowded != {session}
 
+    @staticmethod
+    def _may_call(session: FederateSession) -> bool:
+        """Whether there is room for what its own calls say to it."""
+        group = session.group
+        return session.unsent < LOW_BYTES or (session in group.behind and session not in group.crowded)
+
     def _listen(self, session: FederateSession) -> None:
         """Wait for what is wanted of a session: its turn, when it has calls; else to read; neither while another one of
         its group is crowded. And to write, while there is something."""
         held = self._waits_for_others(session)
-        if session.calls and not held and session.unsent < LOW_BYTES:
+        if session.calls and not held and self._may_call(session):
             self._line.setdefault(session)
         else:
             self._line.pop(session, None)
@@ -438,4 +472,5 @@ class Sessions:
 _CALLS: Final[msgspec.msgpack.Decoder[list[msgspec.Raw]]] = msgspec.msgpack.Decoder(
     Annotated[list[msgspec.Raw], msgspec.Meta(max_length=CALLS_MOST)]
 )
+_SIGN: Final = memoryview(LENGTH.pack(1) + msgspec.msgpack.encode([]))
 _CALL: Final[msgspec.msgpack.Decoder[Call]] = msgspec.msgpack.Decoder(Call)

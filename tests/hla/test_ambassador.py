@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from jbi_pubsub.hla import connection
 from jbi_pubsub.hla.connection import FederateLink, FrameSocket
+from jbi_pubsub.hla.exceptions import NotConnected
 from jbi_pubsub.hla.sessions import FRAME_MOST, LENGTH, whole_frames
 
 CALLS = 50
@@ -103,5 +105,29 @@ def test_what_came_is_there_though_whoever_reads_it_is_interrupted(monkeypatch: 
             link.taken(1, 5.0)
     # Expect each of them once, in order
     assert link.taken(200, 5.0) == [("told", (number,)) for number in range(100)]
+    link.close()
+    far.close()
+
+
+def test_an_answer_behind_much_else_is_waited_for_as_long_as_something_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a slow line, over which a second passes until what stands before an answer has come
+    monkeypatch.setattr("jbi_pubsub.hla.connection.ANSWER_SECONDS", 0.3)
+    near, far = socket.socketpair()
+    link = FederateLink(near)
+    bodies = [msgspec.msgpack.encode(each) for each in ([(0, "time_advance_grant", [1.0])], [(1, "", 7)])]
+    data = b"".join(LENGTH.pack(len(body)) + body for body in bodies)
+
+    def say() -> None:
+        for at in range(0, len(data), 4):
+            time.sleep(0.1)
+            far.sendall(data[at : at + 4])
+
+    thread = threading.Thread(target=say, name="line")
+    thread.start()
+    # Expect it to be waited for; and where nothing comes, not for long
+    assert link.ask("query_galt", ()) == 7
+    thread.join()
+    with pytest.raises(NotConnected, match="has not answered"):
+        link.ask("query_galt", ())
     link.close()
     far.close()

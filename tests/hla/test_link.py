@@ -162,6 +162,48 @@ def test_modules_of_a_federate_go_over_a_link(two: Two, eventually: Callable[...
         two.join("further", over=True, modules=[module])
 
 
+def test_the_object_model_goes_over_a_link_once_and_again_when_it_grows(
+    two: Two, eventually: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a link that notes what it asks the RTI for
+    eventually(two.link.is_there)
+    asked: list[str] = []
+    ask = two.link.ask
+
+    def noted(method: str, *rest: Any, **more: Any) -> Any:
+        asked.append(method)
+        return ask(method, *rest, **more)
+
+    monkeypatch.setattr(two.link, "ask", noted)
+    # When federates join over it; Expect the first alone to have the object model fetched
+    one, _ = two.join("one", over=True), two.join("other", over=True)
+    assert asked.count("modules") == 1
+    # When it grows, expect it to be fetched once more, for who asks for a name that is new
+    (tmp_path / "ships.xml").write_bytes(SHIPS)
+    near = two.join("near", over=False, modules=[tmp_path / "ships.xml"])
+    assert one.rti.get_object_class_handle("Ship") == near.rti.get_object_class_handle("Ship")
+    assert asked.count("modules") == 2
+
+
+def test_a_line_that_is_cut_loses_no_federate_before_its_lease_has_ended(
+    two: Two, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a federation whose federates have 300 seconds
+    two.rti.stop()
+    eventually(lambda: not two.link.is_there())
+    two.rti = RtiServer(two.here, lease=300.0)
+    two.stack.callback(two.rti.stop)
+    two.rti.start()
+    two.rti.create("Air", [Module("air.xml", two.air)])
+    eventually(two.link.is_there)
+    waited: list[float] = []
+    for place in ("server", "link", "connection"):
+        monkeypatch.setattr(f"jbi_pubsub.hla.{place}.wait_for", lambda _, seconds: waited.append(seconds))
+    # When one joins over a link, expect TCP to wait as long, at both ends of the line and of the link
+    two.join("one", over=True)
+    assert waited == [300.0] * 4
+
+
 def test_a_federation_is_not_away_while_its_registration_is_another_one(
     two: Two, eventually: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

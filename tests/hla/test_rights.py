@@ -34,6 +34,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "rti.join": ("Air", [], []),
     "rti.join_over_link": ("Air", [], [], True),
     "rti.modules": ("Air",),
+    "rti.model": ("Air",),
     "status.status": (),
     "admin.explain": (Question("connect", "alice"),),
 }

@@ -176,6 +176,101 @@ def test_who_resigns_ends_the_wait_of_another_thread_for_callbacks(
     assert len(found) == 1
 
 
+def _subscribed(federation: Any, radio: int) -> socket.socket:
+    """A federate that speaks for itself, and wants to be told much."""
+    sock = session(federation, "Air")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
+    sock.sendall(framed([(0, "subscribe_interaction_class", [radio])]))
+    return sock
+
+
+NOTES = 3_000
+NOTE = bytes(10_000)
+
+
+def _noting(a: Federate, radio: int) -> threading.Thread:
+    """A thread on which it sends more than an RTI keeps."""
+    text = a.rti.get_parameter_handle(radio, "text")
+    a.rti.publish_interaction_class(radio)
+
+    def send() -> None:
+        for _ in range(NOTES):
+            a.rti.send_interaction(radio, {text: NOTE})
+
+    thread = threading.Thread(target=send, name="sender")
+    thread.start()
+    return thread
+
+
+def test_who_reads_slowly_is_not_resigned_and_holds_up_others_for_a_little(
+    federation: Any, air: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a federate that reads slower than is sent to it, and one that has to do with neither
+    monkeypatch.setattr("jbi_pubsub.hla.sessions.STALL_SECONDS", 2.0)
+    served = RtiServer(federation.config, lease=60.0)
+    federation.stack.callback(served.stop)
+    served.start()
+    served.create("Air", [Module("air.xml", air)])
+    a, other = Federate(federation.config, "a"), Federate(federation.config, "other")
+    for each in (a, other):
+        federation.stack.callback(each.rti.disconnect)
+    radio = a.rti.get_interaction_class_handle("Radio")
+    sock = _subscribed(federation, radio)
+    thread = _noting(a, radio)
+    got, began, longest, most = bytearray(), time.monotonic(), 0.0, 0
+
+    def read() -> None:
+        while time.monotonic() - began < 5.0:
+            time.sleep(0.02)
+            got.extend(sock.recv(100_000))
+
+    reader = threading.Thread(target=read, name="reader")
+    reader.start()
+    # When that goes on for longer than one may read nothing
+    while reader.is_alive():
+        asked = time.monotonic()
+        other.rti.query_logical_time()
+        longest = max(longest, time.monotonic() - asked)
+        most = max(most, served.status()["federations"][0]["unsent"])
+    # Expect others to have waited for it, not for long, and nobody to be resigned
+    assert most > 2 << 20
+    assert longest < 5.0
+    assert served.status()["federations"][0]["federates"] == ["a", "other", "ugly"]
+    # When it reads the rest, expect it to have got everything
+    notes = 0
+    while notes < NOTES:
+        got += sock.recv(1 << 20)
+        for frame in whole_frames(got, FRAME_MOST):
+            notes += sum(word == "receive_interaction" for _, word, _ in msgspec.msgpack.decode(frame))
+    thread.join(20.0)
+    sock.close()
+
+
+def test_who_waits_for_one_that_does_not_read_is_told_that_the_rti_lives(
+    federation: Any, air: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given an RTI that lets others wait for a federate for longer than they wait for an answer
+    monkeypatch.setattr("jbi_pubsub.hla.sessions.STALL_SECONDS", 5.0)
+    monkeypatch.setattr("jbi_pubsub.hla.sessions.SIGN_SECONDS", 0.5)
+    monkeypatch.setattr("jbi_pubsub.hla.connection.ANSWER_SECONDS", 2.5)
+    served = RtiServer(federation.config, lease=60.0)
+    federation.stack.callback(served.stop)
+    served.start()
+    served.create("Air", [Module("air.xml", air)])
+    a, other = Federate(federation.config, "a"), Federate(federation.config, "other")
+    for each in (a, other):
+        federation.stack.callback(each.rti.disconnect)
+    radio = a.rti.get_interaction_class_handle("Radio")
+    # When that one reads nothing of what is sent to it, expect others to be answered when it is resigned
+    sock = _subscribed(federation, radio)
+    thread = _noting(a, radio)
+    while served.status()["federations"][0]["federates"] == ["a", "other", "ugly"]:
+        assert other.rti.query_logical_time() == 0.0
+    thread.join(20.0)
+    assert served.status()["federations"][0]["federates"] == ["a", "other"]
+    sock.close()
+
+
 def test_a_federate_that_reads_no_answers_holds_up_nobody(
     federation: Any, served: RtiServer, eventually: Callable[..., Any]
 ) -> None:

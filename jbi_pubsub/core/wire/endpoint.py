@@ -374,6 +374,13 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
+def wait_for(sock: socket.socket, seconds: float) -> None:
+    """Have TCP wait so long for what was sent to be taken. For who has other means to notice that a peer is dead, and
+    peers that may take nothing for a while."""
+    if sock.family in (socket.AF_INET, socket.AF_INET6) and hasattr(socket, "TCP_USER_TIMEOUT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * seconds))
+
+
 def tune(sock: socket.socket, idle: int) -> None:
     """Set what TCP does at both ends; it is probed after `idle` seconds."""
     if sock.family not in (socket.AF_INET, socket.AF_INET6):
