@@ -202,50 +202,6 @@ def _noting(a: Federate, radio: int) -> threading.Thread:
     return thread
 
 
-def test_who_reads_slowly_is_not_resigned_and_holds_up_others_for_a_little(
-    federation: Any, air: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Given a federate that reads slower than is sent to it, and one that has to do with neither
-    monkeypatch.setattr("jbi_pubsub.hla.sessions.STALL_SECONDS", 4.0)
-    served = RtiServer(federation.config, lease=60.0)
-    federation.stack.callback(served.stop)
-    served.start()
-    served.create("Air", [Module("air.xml", air)])
-    a, other = Federate(federation.config, "a"), Federate(federation.config, "other")
-    for each in (a, other):
-        federation.stack.callback(each.rti.disconnect)
-    radio = a.rti.get_interaction_class_handle("Radio")
-    sock = _subscribed(federation, radio)
-    thread = _noting(a, radio)
-    got, began, longest, most = bytearray(), time.monotonic(), 0.0, 0
-
-    def read() -> None:
-        while time.monotonic() - began < 7.0:
-            time.sleep(0.05)  # 14 MB of 30, at most
-            got.extend(sock.recv(100_000))
-
-    reader = threading.Thread(target=read, name="reader")
-    reader.start()
-    # When that goes on for longer than one may read nothing
-    while reader.is_alive():
-        asked = time.monotonic()
-        other.rti.query_logical_time()
-        longest = max(longest, time.monotonic() - asked)
-        most = max(most, served.status()["federations"][0]["unsent"])
-    # Expect others to have waited for it, not for long, and nobody to be resigned
-    assert most > 2 << 20
-    assert longest < 5.0
-    assert served.status()["federations"][0]["federates"] == ["a", "other", "ugly"]
-    # When it reads the rest, expect it to have got everything
-    notes = 0
-    while notes < NOTES:
-        got += sock.recv(1 << 20)  # there is more, as it was slow
-        for frame in whole_frames(got, FRAME_MOST):
-            notes += sum(word == "receive_interaction" for _, word, _ in msgspec.msgpack.decode(frame))
-    thread.join(20.0)
-    sock.close()
-
-
 def test_who_waits_for_one_that_does_not_read_is_told_that_the_rti_lives(
     federation: Any, air: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
