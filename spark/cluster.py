@@ -26,7 +26,7 @@ _LOGGING: Final = Path(__file__).with_name("log4j2.properties")
 QUIET: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}",
+    "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOGGING.absolute().as_uri()}",
 }
 """No page of Spark's own, nothing between the lines of a report."""
 _MASTER: Final = re.compile(
