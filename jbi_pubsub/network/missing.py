@@ -29,6 +29,8 @@ LAGS: Final = 6
 UNANSWERED: Final = 6
 """Askings again from which on it is thought that answers take long, rather than that all of these were lost."""
 LEAST_TRIP: Final = 1e-6
+LAG_MOST: Final = 10.0
+"""Seconds beyond which an answer says nothing of the way: the network has failed meanwhile."""
 
 
 @dataclass(slots=True)
@@ -88,7 +90,7 @@ class AnswerTime:
     def note(self, missing: MissingSerial, now: float, most: float) -> None:
         """One has come as an answer; after more than `most` seconds it is thought to answer somebody else."""
         lag = now - missing.first_asked
-        if not 0 <= lag < inf:  # we have not asked, or others as well
+        if not 0 <= lag < LAG_MOST:  # else we have not asked, or others as well
             return
         if missing.first_asked not in self._lags:
             self._lags[missing.first_asked] = max(lag, LEAST_TRIP), missing.askings

@@ -9,6 +9,7 @@ from jbi_pubsub.network.datagram import Datagram, DatagramKind, DatagramMode, re
 from jbi_pubsub.network.exchange import Exchange, ExchangeSettings
 from jbi_pubsub.network.log import LogId
 from jbi_pubsub.network.message import MessageForm, NodeMessage
+from jbi_pubsub.network.missing import AnswerTime, MissingSerial
 
 from .simulated import Node, Segment, World
 
@@ -170,6 +171,17 @@ def test_on_a_long_way_what_is_lost_is_asked_for_and_sent_again_about_once(rate:
     most = 2 * lost + 12 * len(others)
     assert len(_repairs(heard)) <= most
     assert sum(each.kind == DatagramKind.REQUEST for each in heard) <= most
+
+
+def test_an_answer_after_an_outage_says_nothing_of_the_time_there_and_back() -> None:
+    # Given a block that was asked for before a network failed for a minute
+    trip = AnswerTime(0.005)
+    trip.note(MissingSerial(0.0, 0.0, 0.0, first_asked=0.0, asked_at=60.0, askings=9), 60.5, 1.0)
+    # Expect it to be waited for as long as before
+    assert trip.seconds == 0.005
+    # When an answer has come behind eight askings in a second, expect answers to be waited for that long
+    trip.note(MissingSerial(61.0, 61.0, 61.0, first_asked=61.0, asked_at=61.9, askings=8), 62.0, 1.0)
+    assert trip.seconds == 1.0
 
 
 def test_what_has_come_behind_a_lost_block_is_settled_when_that_is_over() -> None:
