@@ -148,8 +148,8 @@ class FederateLink:
                 self.flush()
         self.flush()
         with self._changed:
-            heard = -1.0
-            while not (self._answers[tickets[-1]] or self.lost) and heard != self._socket.heard_at:
+            heard, end = -1.0, time.monotonic() + WAITING_SECONDS
+            while not (self._answers[tickets[-1]] or self.lost) and heard < self._socket.heard_at < end:
                 heard = self._socket.heard_at
                 self._await(lambda: self._answers[tickets[-1]] or self.lost, ANSWER_SECONDS)
             answers = [self._answers.pop(ticket) for ticket in tickets]

@@ -176,7 +176,7 @@ class MemberSeal:
         times, again = self._wanted.get(session, (0, now))
         if now >= again and self._asking is not None and len(self._asking) < AT_ONCE:
             self._asking[session] = None
-            self._wanted[session] = times + 1, now + self._pause * min(2**times, AGAIN_MOST)
+            self._wanted[session] = times + 1, now + self._pause * min(2 ** min(times, 9), AGAIN_MOST)
             if len(self._wanted) > WANTED_MOST:
                 self._wanted.popitem(last=False)
 

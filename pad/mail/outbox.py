@@ -238,7 +238,7 @@ class Outbox:
             self._most, self._last = len(letters) // 2, max(self._last, letters[-1].number)
             self.release(letters)
             return []
-        self._most *= 2
+        self._most = min(2 * self._most, self._settings.digest_objects)
         later = tuple(a for a in recipients if a in refused and a not in final)
         self.ledger.mailed += len(letters) * sum(a not in refused for a in recipients)
         losses = []
