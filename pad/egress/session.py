@@ -167,22 +167,20 @@ class SubscriberSession:
             self._sender.ready()
         return gone
 
-    def lose(self, subscription: Subscription, cause: Cause, count: int = 1) -> bool:
-        """Count a loss that happened elsewhere (e-mail, a gap) and tell the subscriber. False: the subscription is
-        gone, and does not account for it any more."""
+    def lose(self, subscription: Subscription, cause: Cause, count: int = 1, *, matched: int = 0) -> bool:
+        """Count a loss that happened elsewhere (e-mail, a gap) and tell the subscriber; `matched`: how many of them it
+        has not been counted for. False: the subscription is gone, and does not account for it any more."""
         with self._changed:
             queue = self._queues.by_number.get(subscription.number)
             if queue is not None:
+                subscription.matched += matched
                 self._queues.lose(queue, cause, count)
         self._sender.ready()
         return queue is not None
 
     def refuse(self, subscription: Subscription, cause: Cause) -> bool:
         """An object that it matches is lost before it is queued. False: the subscription is gone."""
-        with self._changed:
-            is_open = self.lose(subscription, cause)
-            subscription.matched += is_open
-        return is_open
+        return self.lose(subscription, cause, matched=1)
 
     def _take(self, *most: int) -> list[Parts]:
         """Take what goes out next: so many items, so many bytes, of which levels. On the hub's thread."""
