@@ -268,9 +268,9 @@ class MomManager:
 
     def _adjust(self, call: ServiceCall, federate: int, name: str, told: Mapping[str, Any]) -> None:
         if name == "HLAsetTiming":
-            self._manage(call, federate, periods=max(0, told["HLAreportPeriod"]) or None)
+            self._manage(call, federate, periods=max(0, told["HLAreportPeriod"]))
         elif name == "HLAsetExceptionReporting":
-            self._manage(call, federate, reporting=told["HLAreportingState"] == "HLAtrue" or None)
+            self._manage(call, federate, reporting=told["HLAreportingState"] == "HLAtrue")
         elif name == "HLAmodifyAttributeState":
             instance, attributes = told["HLAobjectInstance"], (told["HLAattribute"],)
             owner, is_to = call.execution.owned.owner(instance, *attributes), told["HLAattributeState"] == "Owned"

@@ -436,25 +436,12 @@ def test_a_storm_of_4xx_delays_mail_and_keeps_its_order(
     assert here.lost == {}
 
 
-def test_421_on_a_connection_that_was_good_before_costs_no_try(
-    server: Server, office: Callable[..., Office], eventually: Callable[..., Any]
+@pytest.mark.parametrize("enough", ["421 4.7.0 enough for one connection", "530 5.7.0 Authentication required"])
+def test_a_connection_that_is_over_or_whose_login_is_costs_no_try(
+    enough: str, server: Server, office: Callable[..., Office], eventually: Callable[..., Any]
 ) -> None:
-    # Given mail that may not be tried again, and a server that takes one mail a connection and then says 421
-    server.one_each = True
-    here = office(retries=0)
-    one = here.subscribe("one", "one@x.org")
-    for _ in range(3):
-        here.publish(one)
-    # Expect all of it, and a connection each
-    eventually(lambda: one.mailed == 3)
-    assert (server.connected, here.lost) == (3, {})
-
-
-def test_a_login_that_is_over_costs_no_mail(
-    server: Server, office: Callable[..., Office], eventually: Callable[..., Any]
-) -> None:
-    # Given a server that wants a new login for each mail, and mail that may not be tried again
-    server.one_each, server.enough = True, "530 5.7.0 Authentication required"
+    # Given mail that may not be tried again, and a server that takes one mail a connection and then says so
+    server.one_each, server.enough = True, enough
     here = office(retries=0)
     one = here.subscribe("one", "one@x.org")
     for _ in range(3):
