@@ -292,6 +292,7 @@ class Sessions:
                 self._look()
             while self._dirty:
                 self._do(self._write, self._dirty.popitem()[0])
+        self._take_orders()  # a session that has come just before is closed as well
         for session in list(self._all):
             session.close()
 

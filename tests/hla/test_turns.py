@@ -16,7 +16,7 @@ from jbi_pubsub.hla import rti
 from jbi_pubsub.hla.connection import FrameSocket
 from jbi_pubsub.hla.proxy import Module
 from jbi_pubsub.hla.server import RtiServer
-from jbi_pubsub.hla.sessions import FRAME_MOST, LENGTH, whole_frames
+from jbi_pubsub.hla.sessions import FRAME_MOST, LENGTH, FederateSession, SessionGroup, whole_frames
 from tests.hla.parties import Federate, session
 
 LEASE = 1.0
@@ -304,3 +304,23 @@ def test_what_a_federate_calls_after_it_has_resigned_is_not_done(federation: Any
     assert [(ticket, word) for ticket, word, _ in entries if ticket] == [(1, ""), (2, "")]
     assert served.status()["faults"] == faults
     assert served.status()["federations"][0]["federates"] == []
+
+
+def test_a_connection_that_comes_as_an_rti_stops_is_closed(served: RtiServer, eventually: Callable[..., Any]) -> None:
+    # Given an RTI that is busy, and a session that comes meanwhile
+    sessions, closed = served._sessions, threading.Event()
+    begun, go_on = threading.Event(), threading.Event()
+    sessions.order(lambda: begun.set() or go_on.wait(60.0))  # type: ignore[func-returns-value]  # first the one
+    assert begun.wait(20.0)
+    near, far = socket.socketpair()
+    with near, far:
+        coming = FederateSession(near, closed.set, SessionGroup(), LEASE)
+        sessions.order(lambda: sessions.add(coming))
+        # When it is stopped
+        stop = threading.Thread(target=sessions.stop, name="stop")
+        stop.start()
+        eventually(sessions._stopping.is_set)
+        go_on.set()
+        stop.join(20.0)
+    # Expect that it is closed
+    assert closed.is_set()
