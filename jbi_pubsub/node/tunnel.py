@@ -197,6 +197,8 @@ class Tunnels:
         self._wake()
         if self._thread.is_alive():
             self._thread.join(STOP_SECONDS)
+        while self._todo:  # a door that was closed just before is shut as well
+            self._todo.popleft()()
         for pipe in list(self._pipes.values()):
             self._drop(pipe, "the node stops")
         for door in list(self._doors.values()):
@@ -245,7 +247,7 @@ class Tunnels:
         self._wake()
         if not self._lock.wait_for(lambda: stream.phase == "over" or self._stopping.is_set(), 2 * OPEN_SECONDS):
             raise WireTimeoutError(f"node {node.hex()[:8]} has not said where its {service} is")
-        if stream.why or not stream.endpoints:
+        if stream.why or not stream.endpoints or self._stopping.is_set():  # then nobody would shut its door
             raise WireError(f"no way to the {service} of node {node.hex()[:8]}: {stream.why or 'the node stops'}")
         return stream.endpoints
 

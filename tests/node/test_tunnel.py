@@ -262,6 +262,28 @@ def test_a_door_that_nobody_uses_is_shut(pair: Any, eventually: Any, monkeypatch
     eventually(is_shut)
 
 
+def test_a_door_whose_node_leaves_as_we_stop_is_shut(
+    pair: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a door to a node
+    near, far = pair()
+    host, _, port = near.tunnels.door(far.id, "echo").address.rpartition(":")
+    # When that has left, and we stop as it is noticed
+    stop = threading.Thread(target=near.tunnels.stop, name="stop")
+
+    def nobody() -> dict[bytes, Any]:
+        stop.start()
+        eventually(near.tunnels._stopping.is_set)
+        return {}
+
+    monkeypatch.setattr(near, "peers", nobody)
+    eventually(lambda: stop.ident)
+    stop.join(60.0)
+    # Expect nobody to listen there any more
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((host, int(port)), timeout=60.0)
+
+
 def test_a_door_goes_on_when_no_file_was_free_for_a_moment(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a node that can't open one more file, once
     near, far = pair()
