@@ -44,8 +44,8 @@ class ArchiveRoom:
         self._tail: deque[Addition] = deque()
         """Additions that are in no pack yet, and below their bytes of metadata and of payloads."""
         self._tail_bytes = [0, 0]
-        self.spare = 0
-        """Bytes of the disk beyond the reserve."""
+        self.spare = self._reserve = 0
+        """Bytes of the disk beyond the reserve, and the reserve."""
         self._lost_folder = ""
         """Why the folder can't be used any more."""
         self._lacking = 0
@@ -89,7 +89,9 @@ class ArchiveRoom:
             self.spare, self._lost_folder = 0, f"it can't be looked at: {exc.strerror}"
             return
         self._lost_folder = ""
-        self.spare = int(found.f_frsize * (found.f_bavail - self._section.reserve * found.f_blocks))
+        share = int(self._section.reserve * found.f_frsize * found.f_blocks)
+        self._reserve = min(share, self._section.reserve_bytes)
+        self.spare = found.f_frsize * found.f_bavail - self._reserve
 
     def check_folder(self) -> None:
         """Raises StorageError where the folder is gone: SQLite goes on in files that nobody finds any more."""
@@ -130,7 +132,9 @@ class ArchiveRoom:
         if section.max_payload_bytes and payload + size > section.max_payload_bytes:
             return f"payloads take {payload:,} of {section.max_payload_bytes:,} bytes"
         if (ahead or size + RECORD.size > log.room) and self.spare < max(self.volume_bytes, size):
-            return f"{max(0, self.spare) >> 20} MiB of the disk are left above the reserve"
+            free, kept = self.spare + self._reserve >> 20, self._reserve >> 20
+            file = max(self.volume_bytes, size) >> 20
+            return f"{free:,} MiB of the disk are free, {kept:,} MiB are to stay so, and a file takes {file:,} MiB"
         return ""
 
     def can_give_way(self, log: Log) -> bool:

@@ -295,7 +295,9 @@ class ArchiveSection(Section, frozen=True):
     max_payload_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Bytes of all payloads on disk; 0: limited by the disk only."""
     reserve: Annotated[float, msgspec.Meta(ge=0, le=0.9)] = 0.05
-    """Share of the disk that stays free."""
+    """Share of the disk that stays free, `reserve_bytes` at most."""
+    reserve_bytes: Annotated[int, msgspec.Meta(ge=0)] = 1 << 30
+    """Bytes of the disk that are enough of a reserve, whatever share they are: a twentieth of a large disk is much."""
 
 
 class ClientSection(Section, frozen=True):
@@ -304,8 +306,7 @@ class ClientSection(Section, frozen=True):
     user: str = ""
     """Name of the user: a claim. A certificate's name overrides it, unless a password proves it."""
     password: str = ""
-    """Password of the user, for servers with [policy] users; sent over TLS, or on this host. `jbi config` does not show
-    it."""
+    """Password of the user, for servers with [policy] users; sent over TLS, or on this host, and not shown."""
     role: str = ""
     """Present role of the user."""
     owner: str = ""
@@ -315,8 +316,7 @@ class ClientSection(Section, frozen=True):
     """prefix=URI of namespaces for all predicates, filters and keys; those of a subscription or query take
     precedence."""
     max_metadata: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] = 1 << 20
-    """Bytes of metadata above which publishers and delegates refuse an object; at most the default, the limit of the
-    parser."""
+    """Bytes of metadata above which an object is refused; at most the default, the limit of the parser."""
     max_payload: Annotated[int, msgspec.Meta(ge=0)] = 1 << 30
     """Bytes of payload above which publishers and delegates refuse an object."""
     well_formed: bool = True

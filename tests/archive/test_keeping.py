@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +182,30 @@ def test_without_a_sync_for_each_batch_the_disk_gets_it_in_time(
     archive.sync(1)  # does not wait
     assert archive.synced == 1
     assert forced.wait(60.0)
+    archive.close()
+
+
+@pytest.mark.parametrize(
+    ("total", "free", "has_room"),
+    [
+        (16 << 30, 900 << 20, True),  # of 16 GiB the twentieth is 819 MiB
+        (16 << 30, 800 << 20, False),
+        (1 << 40, 2 << 30, True),  # of a TiB 1 GiB is enough
+        (1 << 40, 1 << 30, False),
+    ],
+)
+def test_a_twentieth_of_the_disk_stays_free_and_of_a_large_one_a_gibibyte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, total: int, free: int, has_room: bool
+) -> None:
+    # Given an archive on a disk of some size, of which something is free
+    disk = os.statvfs_result((1 << 12, 1 << 12, total >> 12, free >> 12, free >> 12, 1, 1, 1, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _: disk)
+    archive = opened(tmp_path / "archive", reserve=ArchiveSection().reserve)
+    # When an object comes for which a new file is needed
+    room = nullcontext() if has_room else pytest.raises(StorageError, match="MiB are to stay so")
+    # Expect it to be taken, or the refusal to say what is free and what is to stay so
+    with room:
+        archive.room(128 << 10)
     archive.close()
 
 

@@ -83,7 +83,7 @@ def test_publishing_what_the_delegate_refuses_ends_with_what_it_says(
     flags: list[str], federation: Any, said: Callable[..., Any], tmp_path: Path
 ) -> None:
     # Given a delegate whose archive has no room
-    full = ArchiveSection(folder=str(tmp_path / "archive"), workers=0, reserve=0.9)
+    full = ArchiveSection(folder=str(tmp_path / "archive"), workers=0, reserve=0.9, reserve_bytes=1 << 60)
     federation.pad(config=msgspec.structs.replace(federation.config, archive=full))
     # When objects are published that are to be kept
     command = [*flags, "publish", "--delegate", "alpha", "rome", "--schema", SCHEMA, "--metadata", FIGURE_1]
