@@ -27,6 +27,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any, Final
 
 import msgspec
@@ -66,6 +67,9 @@ what follows is waited for then."""
 LINGER_SECONDS: Final = 10.0
 """Time that a registration that has left is kept on the other side: its last objects are on their way, and a delegate
 that restarts has it again soon."""
+LINGER_MOST: Final = 3_600.0
+"""Longest time that it is kept after its last object while others wait for room at the other side: more of its own may
+wait behind them."""
 STOP_SECONDS: Final = 10.0
 """For a look that is under way, when the bridge stops."""
 ROOM_SECONDS: Final = 0.5
@@ -94,6 +98,8 @@ class Direction:
         """Lock of what is counted."""
         self.counts = Counter(relayed=0, filtered=0, echoes=0, lost=0)
         self._relays = RelayTable()
+        self._waited_at = -inf
+        """When an object waited for room at the target last (clock)."""
         self._local: frozenset[str] = frozenset()
         """Registrations of the source that are not for others."""
         self._troubles = DirectionTroubles(f"{source.name} to {target.name}")
@@ -155,9 +161,9 @@ class Direction:
             self._count("lost")
             return
         with relay.lock:
-            relay.last = obj.platform.sequence
+            relay.last, relay.seen = obj.platform.sequence, self._clock()
             if relay.stands:
-                self._send(relay, self._clock(), obj)
+                self._send(relay, relay.seen, obj)
             else:
                 self._park(relay, obj)
                 self._job.wake()
@@ -202,6 +208,7 @@ class Direction:
                 relay.tell(self.target, uid, ROOM_SECONDS, obj.platform.sequence)
                 self.target.publish(uid, changed, self.source.name, ROOM_SECONDS, self._clock() - since)
             except BackPressureError:
+                self._waited_at = self._clock()
                 continue
             except (UnknownUidError, WireError) as exc:  # the other side has not taken its registration back
                 self._troubles.tell(obj.platform.registration, exc)
@@ -320,7 +327,8 @@ class Direction:
                 self._count("lost", self._relays.give_up(relay))
             has_more = bool(relay.parked)
         self._tell_rest(uid, relay)
-        if is_there or has_more or now - relay.seen < LINGER_SECONDS:
+        lingers = now - self._waited_at < LINGER_SECONDS and now - relay.seen < LINGER_MOST
+        if is_there or has_more or lingers or now - relay.seen < LINGER_SECONDS:
             return
         if relay.stands and not self._drop(uid, relay, waits=True):
             return  # the other side is away

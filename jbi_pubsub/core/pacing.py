@@ -1,14 +1,17 @@
-"""Pace: a token bucket, and the time there and back. Pure.
+"""Pace: a token bucket, what has left lately, and the time there and back. Pure.
 
 `now` (seconds, any monotonic scale) is an argument; one that is earlier than the last counts as the last.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Final
 
 PAID: Final = 1e-6
 """A debt of so little is none: what sums of floating point numbers leave."""
+PARTS: Final = 10
+"""Parts of the time in which what has left is counted."""
 
 
 class TokenBucket:
@@ -69,3 +72,27 @@ class RoundTrip:
             self.smoothed += (sample - self.smoothed) / 8
         else:
             self.smoothed, self.deviation = sample, sample / 2
+
+
+class RecentBytes:
+    """Bytes that have left somewhere in the last seconds: so many may wait there, and are gone in about that time."""
+
+    __slots__ = ("_noted", "_seconds", "_total")
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._noted: deque[tuple[float, int]] = deque()
+        """Times, a part of these seconds from each other, and what had left by then."""
+        self._total = 0
+
+    def note(self, total: int, now: float) -> None:
+        """So many bytes have left by now, from the first one on."""
+        self._total = total
+        if not self._noted or now - self._noted[-1][0] >= self._seconds / PARTS:
+            self._noted.append((now, total))
+
+    def size(self, now: float) -> int:
+        """Bytes of the last seconds."""
+        while len(self._noted) > 1 and self._noted[1][0] <= now - self._seconds:
+            self._noted.popleft()
+        return self._total - self._noted[0][1] if self._noted else 0

@@ -124,10 +124,12 @@ class Exchange:
             for side in self.sides:
                 side.queues.add(out, level)
 
-    def room(self, now: float) -> float:
-        """Seconds until there may be room for another message; 0: there is."""
+    def room(self, now: float, *, takes_turn: bool = True) -> float:
+        """Seconds until there may be room for another message; 0: there is. `takes_turn`: it is to go soon on the
+        network where the least waits; where more waits it may expire, as what comes from other networks."""
         wait = self._settings.announce_seconds / 4 if self._window.room(now) < 0 else 0.0
-        return max([wait, *(each.room_in(self._settings.queue_bytes) for each in self.sides)])
+        turn = min(each.turn_in(now) for each in self.sides) if takes_turn else 0.0
+        return max([wait, turn, *(each.room_in(self._settings.queue_bytes) for each in self.sides)])
 
     def settled(self, origin: bytes, epoch: int) -> int:
         """The serial up to which nothing more comes of a log: all has come, or is over."""
@@ -295,12 +297,14 @@ class Exchange:
                 self._own.number(turn, turn.log_id)
                 self.held.keep(turn.log_id, turn.datagram, turn.packed, turn.expires)
             if not self._own.lives(turn, now) or side.recovery.has_put(turn.log_id, turn.serial):
+                side.expired += turn.expires <= now
                 return None
             if turn.log_id is None:
                 return side.sent(packed(turn.datagram), now)
             return side.sent(turn.packed, now, turn.log_id, turn.serial, expires=turn.expires)
         relayed = self._relay.next(at)
         if relayed is None or not relayed.packed or relayed.expires <= now:
+            side.expired += relayed is not None and relayed.expires <= now
             return None
         if side.recovery.has_put(relayed.log_id, relayed.serial):  # in answer to somebody
             return None

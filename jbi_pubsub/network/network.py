@@ -106,12 +106,14 @@ class Network:
 
     def say(self, message: NodeMessage, timeout: float = 0.0) -> None:
         """Say a message on all links. Raises BackPressureError when there is no room for so many seconds, or when we
-        leave; OversizeError for one that nobody would put together."""
+        leave; OversizeError for one that nobody would put together. What is published for all waits until what was
+        published before it will go soon."""
         end = time.monotonic() + timeout
+        takes_turn = message.kind == DatagramKind.PUBLICATION and not message.to
         while not self._stopping.is_set():
             with self._lock:
                 now = time.monotonic()
-                wait = self._exchange.room(now)
+                wait = self._exchange.room(now, takes_turn=takes_turn)
                 if not wait:
                     is_seen_to = all(map(self._exchange.has_outgoing, range(len(self._links))))
                     self._exchange.say(message, now)
@@ -146,6 +148,8 @@ class Network:
             held, has_twin = self._exchange.held, self._exchange.peers.has_twin
             cached, on_disk, failed = held.size, held.disk_size, held.failed
             faults = self._faults.counts()
+            if expired := sum(each.expired for each in self._exchange.sides):
+                faults["datagrams that expired before they could go"] = expired
             if given_up := self._exchange.assembler.given_up:
                 faults["no room for parts of messages"] = given_up
             if failed:
@@ -259,10 +263,13 @@ class Network:
             if not held and (lack := together - bucket.fill(now)) > 0:
                 return lack / bucket.rate if has_more else LONGEST_WAIT
             together = 0.0
-            room = PACED_SECONDS * bucket.rate - (waiting := link.waiting() if has_more else 0)
+            given, waiting = sum(map(len, held)), link.waiting() if has_more else 0
+            room = PACED_SECONDS * bucket.rate - waiting
+            if has_more:
+                room = min(room, self._exchange.sides[at].link_room(waiting, waiting + given, now))
             if waiting and room <= 0:
                 return min(LONGEST_WAIT / 10, max(BUSY_SECONDS, waiting / bucket.rate / 4))
-            room -= sum(map(len, held))
+            room -= given
             with self._lock:
                 while (not held or (room > 0 and len(held) < BATCH)) and not bucket.ready_in(now):
                     data = self._seals[at].outgoing()

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from math import inf
 from typing import Final, NamedTuple
 
+from jbi_pubsub.core.pacing import RecentBytes
 from jbi_pubsub.network.datagram import sent_anew
 from jbi_pubsub.network.flow import REPAIRS_MOST, FoundRate, LinkBurst, SendingQueues
 from jbi_pubsub.network.log import LogId
@@ -21,6 +22,13 @@ END_SHARE: Final = 0.06
 """Part of what is sent that announcements of the ends of bursts are, at most, where nothing is lost."""
 SILENT_ROOM: Final = 0.25
 """Seconds until there may be room, where nothing is known of the rate."""
+QUEUE_SECONDS: Final = 10.0
+"""Time in which what is published is to go: more waits at its publisher, and not here, where it grows old."""
+QUEUE_LEAST: Final = 1 << 18
+"""Bytes that may wait where no rate is set, however little has left."""
+LINK_SECONDS: Final = 1.0
+"""Time in which what waits in a link is to leave it: nothing overtakes it there."""
+LINK_LEAST: Final = 1 << 14
 
 
 class SideTerms(NamedTuple):
@@ -55,6 +63,10 @@ class NetworkSide:
         self.found = None if terms.rate else FoundRate()
         self._sent = 0
         """Bytes of all that was sent."""
+        self._left, self._left_link = RecentBytes(QUEUE_SECONDS), RecentBytes(LINK_SECONDS)
+        """Bytes that have left the link."""
+        self.expired = 0
+        """Datagrams that did not go in time."""
 
     @property
     def rate(self) -> float:
@@ -90,6 +102,19 @@ class NetworkSide:
         """Seconds until no more bytes wait than `most`."""
         over = self.queues.waiting - most
         return 0.0 if over <= 0 else min(max(over / self.rate, 0.001), SILENT_ROOM)
+
+    def turn_in(self, now: float) -> float:
+        """Seconds until something new would go within QUEUE_SECONDS."""
+        most = int(QUEUE_SECONDS * self.terms.rate) or max(self._left.size(now), QUEUE_LEAST)
+        over = self.queues.waiting - most
+        return 0.0 if over <= 0 else min(max(over * QUEUE_SECONDS / most, 0.001), SILENT_ROOM)
+
+    def link_room(self, waiting: int, unsent: int, now: float) -> int:
+        """Bytes that the link is to have beside those that are `waiting` there: no more than what has left it lately.
+        `unsent`: with those that it has not taken."""
+        self._left.note(self._sent - unsent, now)
+        self._left_link.note(self._sent - unsent, now)
+        return max(self._left_link.size(now), LINK_LEAST) - waiting
 
     def status(self) -> dict[str, int]:
         """Number of nodes whose datagrams come, and bytes that are new and wait to go."""

@@ -16,6 +16,7 @@ from jbi_pubsub.bridge.transformation import Rule, Transformation
 from jbi_pubsub.codegen.types.untyped import bundle_without
 from jbi_pubsub.core.errors import (
     AccessDeniedError,
+    BackPressureError,
     JbiError,
     OversizeError,
     TypeConflictError,
@@ -43,6 +44,7 @@ class Side:
         self.firsts: list[int | None] = []
         """From which numbers on a bridge has said that it has all."""
         self.left_out: list[tuple[int, int]] = []
+        self.ended: list[str] = []
 
     def unfinished(self, uid: str) -> int:  # noqa: ARG002  # as below
         return self.unacknowledged
@@ -72,6 +74,7 @@ class Side:
             raise self.refusal
 
     def unregister(self, uid: str, *, waits: bool) -> bool:  # noqa: ARG002  # the protocol's
+        self.ended.append(uid)
         return True
 
     def publish(self, uid: str, obj: InfoObject, source: str, timeout: float, waited: float = 0.0) -> None:  # noqa: ARG002  # as above
@@ -124,6 +127,29 @@ def test_how_long_an_object_has_waited_is_told_with_it() -> None:
     way.look()
     way.arrived(numbered(3))
     assert (target.got, target.waited) == ([1, 2, 3], [10.0, 5.0, 0.0])
+
+
+def test_a_registration_that_has_left_stays_as_long_as_objects_wait_for_room() -> None:
+    # Given two registrations, of which one leaves when something has come of it
+    now, other = [0.0], UID.replace("0", "1")
+    source, target = Side("alpha", *(BridgedRegistration(uid, TYPE) for uid in (UID, other))), Side("bravo")
+    way = direction(source, target, lambda: now[0])
+    way.look()
+    way.arrived(numbered(1))
+    source.there = source.there[1:]
+    # When the other one's objects have to wait for room for a minute, and more of its own come behind them
+    for number in range(1, 13):
+        now[0] += 5.0
+        target.fails = [BackPressureError("no room"), None]
+        way.arrived(numbered(number, uid=other))
+        way.look()
+    way.arrived(numbered(2))
+    # Expect them to go, and it to end when that is over
+    assert target.got == [1, *range(1, 13), 2]
+    assert not target.ended
+    now[0] += mirror.LINGER_SECONDS
+    way.look()
+    assert target.ended == [UID]
 
 
 def test_who_stands_by_keeps_as_much_as_who_waits_for_a_side_that_is_away() -> None:

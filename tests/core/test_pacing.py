@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from jbi_pubsub.core.pacing import TokenBucket
+from jbi_pubsub.core.pacing import RecentBytes, TokenBucket
 
 
 def test_a_bucket_lets_its_rate_through_and_never_more_than_its_burst_and_an_item_beyond_it() -> None:
@@ -58,3 +58,21 @@ def test_a_clock_that_goes_back_gives_nothing_and_takes_nothing() -> None:
     bucket.take(300, 50.0)
     assert bucket.ready_in(10.0) == pytest.approx(0.2)
     assert bucket.ready_in(50.1) == pytest.approx(0.1)
+
+
+def test_what_has_left_lately_is_that_of_the_last_seconds() -> None:
+    # Given something that leaves at 1,000 bytes a second, and then at 100
+    left, total = RecentBytes(10.0), 0
+    left.note(0, 0.0)
+    sizes = {}
+    for tenth in range(1, 601):
+        total += 100 if tenth <= 300 else 10
+        left.note(total, tenth / 10)
+        sizes[tenth / 10] = left.size(tenth / 10)
+    # Expect all of it at first, then as much as ten seconds take, or a tenth more
+    assert sizes[5.0] == 5_000
+    assert 10_000 <= sizes[30.0] <= 11_000
+    assert 1_000 <= sizes[60.0] <= 1_100
+    # and after a pause what has left since
+    left.note(total + 7, 3_600.0)
+    assert left.size(3_600.0) == 7

@@ -132,6 +132,32 @@ def test_one_that_reads_nothing_loses_what_others_get_and_holds_a_bounded_part()
         assert max(len(each.going) for each in links[0]._connections) < 120_000
 
 
+def test_what_waits_for_one_that_is_slow_is_what_it_takes_in_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a link to one that takes 20,000 bytes a second, on a clock of ours
+    now = [time.monotonic()]
+    monkeypatch.setattr(tcp.time, "monotonic", lambda: now[0])
+    with socket.socket() as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        with driven(TcpLink(peers=[("127.0.0.1", listening.getsockname()[1])])) as net:
+            slow, _ = listening.accept()
+            with slow:
+                slow.settimeout(30.0)
+                slow.sendall(HELLO + bytes(ID_SIZE))
+                net.until(lambda: has(net.links[0], 1), timeout=1e9)
+                # When more is said than it takes, for twenty seconds
+                for _ in range(20):
+                    for _ in range(10):
+                        while net.links[0].send([bytes(1_000)]):
+                            pass
+                        slow.recv(2_000, socket.MSG_WAITALL)
+                        net.step(0.0)
+                        now[0] += 0.1
+                # Expect little of it to wait, as that grows old
+                assert net.links[0].waiting() < 120_000
+
+
 def test_where_nobody_takes_anything_the_network_waits() -> None:
     port = port_of()
     with (

@@ -116,6 +116,7 @@ def test_a_node_is_meant_by_its_name(
     killed.end(kill=True)
     second = start(*own, "node", "start", "--folder", str(tmp_path / "b"), "--name", "tent-4", "--json").fact()
     assert second["address"] != before
+    eventually(lambda: second["address"] in said(*there, "services", "--json")[1])
     schema = ("--schema", str(DATA / "Intel_Imagery.xsd"), "--metadata", str(DATA / "fig1.xml"))
     # When somebody publishes at one of them
     code, out, err = said(*there, "--node", "tent-4", "publish", *schema, "--count", "3")

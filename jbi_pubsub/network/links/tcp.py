@@ -28,6 +28,7 @@ from typing import Any, Final
 from jbi_pubsub.core.backoff import Backoff
 from jbi_pubsub.core.errors import ConfigurationError, ProtocolError
 from jbi_pubsub.core.hosts import with_port
+from jbi_pubsub.core.pacing import RecentBytes
 from jbi_pubsub.network.links.link import DATAGRAM_MOST, Waitable, address_of
 from jbi_pubsub.network.links.passing import PassedOn
 
@@ -35,7 +36,15 @@ log = logging.getLogger("jbi_pubsub.network")
 
 CONNECTIONS_MOST: Final = 64
 SENDING_MOST: Final = 1 << 20
-"""Bytes that wait for a connection, where nobody says otherwise."""
+"""Bytes that wait for a connection, at most, where nobody says otherwise."""
+SENDING_LEAST: Final = 16_384
+"""Bytes that may wait for each in any case; else as many as were sent in SENDING_SECONDS: what waits there grows old,
+and nothing overtakes it."""
+SENDING_SECONDS: Final = 4.0
+UNSENT_LEAST: Final = 4_096
+"""Bytes that the kernel takes beyond what it sends, at least; else a quarter of as many."""
+UNSENT_FIRST: Final = 1 << 16
+"""The same before it is known how fast they go."""
 READ_MOST: Final = 1 << 18
 """Bytes that are read at once from a connection."""
 HELLO_SECONDS: Final = 10.0
@@ -72,6 +81,12 @@ class _TcpConnection:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock = sock
+        self._sent = 0
+        self._sent_lately = RecentBytes(SENDING_SECONDS)
+        self._unsent_most = 0
+        """Bytes that the kernel takes beyond what it sends."""
+        self._is_full = False
+        self._take(UNSENT_FIRST)
         self.name = name
         self.peer = peer
         """None: it has come to us."""
@@ -120,6 +135,13 @@ class _TcpConnection:
         self.going += _LENGTH.pack(len(datagram))
         self.going += datagram
 
+    def has_room(self, most: int, now: float) -> bool:
+        """Whether another datagram may wait, of no more than `most` bytes. Once it is full half of them go before more
+        come: so those that are lost, and those that are not, are one after the other, which are whole messages."""
+        most = min(max(SENDING_LEAST, self._sent_lately.size(now)), most)
+        self._is_full = len(self.going) >= (most // 2 if self._is_full else most)
+        return not self._is_full
+
     def flush(self) -> None:
         """Send what goes at once. Raises OSError."""
         if self.going and not self.is_connecting:
@@ -127,6 +149,17 @@ class _TcpConnection:
                 sent = self.sock.send(view)
                 view.release()
                 del self.going[:sent]
+                self._sent += sent
+            now = time.monotonic()
+            self._sent_lately.note(self._sent, now)
+            if self.going:  # the kernel has what it takes
+                self._take(max(UNSENT_LEAST, self._sent_lately.size(now) // 4))
+
+    def _take(self, size: int) -> None:
+        """Have the kernel take about so many bytes beyond what it sends."""
+        if sys.platform == "linux" and not size / 2 < self._unsent_most < size * 2:
+            self._unsent_most = min(size, 1 << 30)
+            self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, self._unsent_most)
 
     def waiting(self) -> int:
         """Bytes here and in the kernel that have not been sent."""
@@ -204,10 +237,10 @@ class TcpLink:
 
     def send(self, datagrams: Sequence[bytes]) -> int:
         """See DatagramLink."""
-        to = [each for each in self._connections if each.id]
+        to, now = [each for each in self._connections if each.id], time.monotonic()
         taken = 0
         for data in datagrams:
-            room = [each for each in to if len(each.going) < self._most]
+            room = [each for each in to if each.has_room(self._most, now)]
             if to and not room:
                 break
             self._passed.is_new(data)
@@ -315,7 +348,7 @@ class TcpLink:
                             self._pass_on(each, data)
 
     def _pass_on(self, to: _TcpConnection, data: bytes) -> None:
-        if len(to.going) < self._most:
+        if to.has_room(self._most, time.monotonic()):
             to.put(data)
         else:
             self._lost += 1
