@@ -54,6 +54,15 @@ MESSAGE_MOST: Final = 4 << 20
 """Bytes of a websocket message."""
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether it is no word of uvicorn's that requests are cut off when we stop: that is how it is to be."""
+    is_cut_off = record.exc_info is not None and isinstance(record.exc_info[1], asyncio.CancelledError)
+    return not is_cut_off and "timeout graceful shutdown exceeded" not in str(record.msg)
+
+
+logging.getLogger("uvicorn.error").addFilter(_is_news)
+
+
 class HttpServer:
     """Binds when it is made, serves what `served` gives from `start` to `stop`, on a thread of its own."""
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import threading
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -206,6 +207,29 @@ def test_who_waits_long_does_not_hold_up_the_end(reached: Callable[..., Any], ev
     while stream.answer.readline():
         pass
     stream.close()
+
+
+def test_a_request_that_is_cut_off_at_the_end_is_no_error(federation: Any, caplog: pytest.LogCaptureFixture) -> None:
+    # Given a server with a request that never has its answer
+    begun = threading.Event()
+
+    class Endless(server.HttpServer):
+        def served(self) -> Any:
+            async def app(scope: Any, *_: Any) -> None:
+                if scope["type"] == "http":
+                    begun.set()
+                    await asyncio.sleep(600)
+
+            return app
+
+    made = Endless(federation.config, "127.0.0.1", 0, section="web")
+    made.start()
+    with socket.create_connection(("127.0.0.1", made.port), timeout=30.0) as client:
+        client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert begun.wait(30.0)
+        # When it stops, expect nothing to be said of that
+        made.stop()
+    assert [each.getMessage() for each in caplog.records if each.name.startswith("uvicorn")] == []
 
 
 # -- places ---------------------------------------------------------------------------------------------------------
