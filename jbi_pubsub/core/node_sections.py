@@ -142,8 +142,8 @@ class NetworkSection(Section, frozen=True):
     ttl: Annotated[int, msgspec.Meta(ge=0, le=255)] = 1
     """Routers that multicast passes, plus one."""
     rate: Annotated[float, msgspec.Meta(ge=0, le=1e12)] = 0.0
-    """Bytes a second that this node sends at most; 0: determined from losses, from 1 Mbit/s on. Set it for slower
-    links."""
+    """Bytes a second that this node sends at most, with the headers of IP and UDP, to each of its `peers`; 0:
+    determined from losses, from 1 Mbit/s on. Set it for slower links."""
     block: Annotated[int, msgspec.Meta(ge=64, le=60_000)] = 1_360
     """Bytes of data in a datagram."""
     send_buffer: Annotated[int, msgspec.Meta(ge=0, le=1 << 30)] = 0

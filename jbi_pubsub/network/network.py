@@ -33,6 +33,8 @@ BATCH: Final = 88
 GATHER_SECONDS: Final = 0.005
 """Seconds of a link's rate that go together where more waits than may go: so they are trains."""
 RATE: Final = 5e6
+HEADERS: Final = 28
+"""Bytes that each datagram has before it on a line: of IPv4 and UDP."""
 LONGEST_WAIT: Final = 0.5
 BUSY_SECONDS: Final = 0.002
 """Until a busy link is tried again."""
@@ -278,7 +280,7 @@ class Network:
                         if data is None:
                             break
                         data = self._seals[at].seal(data)
-                    bucket.take(len(data), now)
+                    bucket.take(len(data) + HEADERS, now)
                     held.append(data)
                     counts.sent += 1
                     counts.sent_bytes += len(data)

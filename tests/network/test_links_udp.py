@@ -363,6 +363,28 @@ def spaces() -> Iterator[Spaces]:
         yield made
 
 
+def test_interfaces_that_nobody_has_named_and_that_have_never_sent_are_no_trouble(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Given a host with an interface that can't multicast
+    join = UdpLink._join
+
+    def fails(link: UdpLink, sock: socket.socket, index: int) -> None:
+        if index == 4_711:
+            raise OSError(errno.ENODEV, "No such device")
+        join(link, sock, index)
+
+    there = socket.if_nameindex()
+    monkeypatch.setattr(socket, "if_nameindex", lambda: [*there, (4_711, "tunnel0")])
+    monkeypatch.setattr(UdpLink, "_join", fails)
+    # When a network is on all interfaces, or on that one too
+    for wanted, trouble in ((), {}), (("lo", "tunnel0"), {"tunnel0": "No such device"}):
+        link = UdpLink(new_group(), free_port(), interfaces=wanted)
+        # Expect it to be trouble for who has named it alone
+        assert link.status()["trouble"] == trouble
+        link.close()
+
+
 @pytest.mark.row("G-121", "G-164")
 @pytest.mark.parametrize("group", ["239.78.1.1", "ff02::4a42", "ff05::4a42"])
 def test_an_interface_goes_and_comes_back_while_others_go_on(

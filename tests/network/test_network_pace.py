@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jbi_pubsub.network.datagram import DatagramKind, DatagramMode, packed
+from jbi_pubsub.network.exchange import ExchangeSettings
 from jbi_pubsub.network.links.local import LocalLink
 from jbi_pubsub.network.message import Assembler, MessageForm, NodeMessage, blocks
 from jbi_pubsub.network.network import Network, NetworkLink
@@ -46,6 +47,25 @@ def test_what_waits_goes_in_trains_at_the_rate_of_its_link(eventually: Callable[
     for at, _, size in link.given:
         sent += size
         assert sent <= (at - began) * 2e6 + 2e6 * 0.02 + 3_000
+
+
+def test_a_rate_is_that_of_the_line_with_the_headers_of_datagrams(eventually: Callable[..., Any]) -> None:
+    # Given a network of 100,000 bytes a second, and small blocks
+    link = Watched()
+    settings = ExchangeSettings(form=MessageForm(block=100))
+    network = Network(ME, 1, [NetworkLink(link, SideTerms(100_000.0))], lambda _: None, settings)
+    network.start()
+    try:
+        # When more is to go than one second has room for
+        network.say(NodeMessage(DatagramKind.PUBLICATION, DatagramMode.UNRELIABLE, os.urandom(50_000), ME))
+        eventually(lambda: sum(count for _, count, _ in link.given) > 500, timeout=20.0)
+    finally:
+        network.stop()
+    # Expect the line to have room for it, each datagram behind 28 bytes of IP and UDP
+    began, sent = link.given[0][0], 0
+    for at, count, size in link.given:
+        sent += size + 28 * count
+        assert sent <= (at - began) * 100_000 + 100_000 * 0.02 + 3_000
 
 
 def test_what_there_was_no_room_for_is_told_in_the_status(eventually: Callable[..., Any]) -> None:

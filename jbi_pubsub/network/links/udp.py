@@ -119,7 +119,7 @@ class UdpLink:
             "interfaces": [each.name for each in self._sockets if each.index],
             "peers": len(self._peers),
             "faults": dict(faults),
-            "trouble": dict(self._told),
+            "trouble": {name: why for name, why in self._told.items() if not self._is_no_wonder(name)},
         }
 
     def close(self) -> None:
@@ -213,11 +213,14 @@ class UdpLink:
         why = exc.strerror or str(exc)
         if self._told.get(name) != why:
             self._told[name] = why
-            is_no_wonder = not self._wanted and self._group is not None and name not in self._good
             log.log(
-                logging.DEBUG if is_no_wonder else logging.WARNING, "network %s: %s: %s; it is joined again",
-                self._group or "of peers", name, why,
+                logging.DEBUG if self._is_no_wonder(name) else logging.WARNING,
+                "network %s: %s: %s; it is joined again", self._group or "of peers", name, why,
             )  # fmt: skip
+
+    def _is_no_wonder(self, name: str) -> bool:
+        """Whether trouble with an interface is none, as nobody has named it, and it has never sent."""
+        return not self._wanted and self._group is not None and name not in self._good
 
 
 def _group(text: str) -> Any:
