@@ -131,7 +131,6 @@ class DelegateProxy(_LeasedProxy):
     def connect(self, name: str, duration: float, claims: Claims = NO_CLAIMS) -> OpenReply:
         """Connect under a lease (paper section 2.4(1))."""
         opened: OpenReply = self._client.call("connect", OpenReply, name, duration, claims)
-        self.renew(opened.lease.lease_id, duration)  # opens the connection that will be needed
         return opened
 
     def disconnect(self, connection_id: str, timeout: float | None = None) -> None:
@@ -167,7 +166,6 @@ class SubscriptionsProxy(_LeasedProxy):
         """Open a session for this process under a lease."""
         opened: OpenReply = self._client.call("open", OpenReply, name, duration, claims)
         self.opened_at = time.monotonic()
-        self.renew(opened.lease.lease_id, duration)  # opens the connection that will be needed
         return opened
 
     def close_session(self, session_id: str, timeout: float | None = None) -> None:

@@ -289,6 +289,7 @@ class DelegateConnection:
                     lambda: self._renew(attachment),
                     lambda why: self._lease_lost(attachment, why),
                 )
+                self._renewals.hasten(self)  # opens the connection that will be needed
                 before = self.registrations.move(attachment)
             except BaseException as exc:
                 self._renewals.remove(self)  # who interrupts does not wait

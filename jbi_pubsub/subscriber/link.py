@@ -108,6 +108,7 @@ class SessionLease:
             link.proxy.close_session(opened.uid)
             raise WireError("closed while the session was opened")
         self._manage(opened, opened.lease.duration)
+        link.renewals.hasten((link, opened.uid))  # opens the connection that will be needed
 
     def renew_if_doubted(self, opened: OpenReply) -> None:
         """Ask the delegate, if it is not known whether it has the session."""

@@ -1,13 +1,18 @@
-"""The connection on which a lookup service tells events. Each is a new one: who connects again looks up again."""
+"""The connection on which a lookup service tells events. Each is a new one: who connects again looks up again.
+
+It is made beside the first calls, which over a long link would wait for two round trips else. What happens meanwhile
+waits at the lookup service.
+"""
 
 from __future__ import annotations
 
 import logging
-import socket
 import threading
 from collections.abc import Callable
+from contextlib import closing
+from typing import Final
 
-from jbi_pubsub.core.errors import JbiError, WireError
+from jbi_pubsub.core.errors import WireError, WireTimeoutError
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.dial import dial
@@ -16,6 +21,8 @@ from jbi_pubsub.core.wire.receiver import Receiver
 from jbi_pubsub.core.wire.stream_socket import Hello, StreamSocket, greet
 
 log = logging.getLogger("jbi_pubsub.lookup")
+
+DIAL_SECONDS: Final = 10.0
 
 
 class EventConnection:
@@ -41,39 +48,51 @@ class EventConnection:
         self._receiver: Receiver | None = None
         self._line: StreamSocket | None = None
         self._thread: threading.Thread | None = None
+        self._settled = threading.Event()
+        """That it is open, has failed, or is not wanted yet."""
+        self._settled.set()
+        self._why = WireError("event connection lost")
 
     def open(self, ref: ServiceRef, token: str) -> None:
-        """Connect. Raises WireError."""
-        sock = dial(ref, DATA, self._security, 10.0)
-        try:
-            line = StreamSocket(sock)
-            greet(line, Hello.of(token, compression=self._compression))
-        except JbiError:
-            sock.close()
-            raise
+        """Connect, beside what else is to be done. Raises WireError."""
         self.is_lost = False
-        receiver = Receiver(self._receive, lambda: b"")
-        self._receiver, self._line, self._thread = receiver, line, None
+        self._settled = settled = threading.Event()
+        self._receiver = receiver = Receiver(self._receive, lambda: b"")
+        self._line = self._thread = None
         thread = threading.Thread(
-            target=self._read, args=(receiver, line, sock), name=f"{self._name}-events", daemon=True
+            target=self._run, args=(receiver, settled, ref, token), name=f"{self._name}-events", daemon=True
         )
         try:
             thread.start()
         except RuntimeError as exc:  # the system has no more threads for us
-            sock.close()
             raise WireError(f"no thread for the events of {ref.endpoints}: {exc}") from exc
         self._thread = thread
 
-    def _read(self, receiver: Receiver, line: StreamSocket, sock: socket.socket) -> None:
+    def check(self) -> None:
+        """Wait until it is open. Raises WireError when it is not, or not any more."""
+        if not self._settled.wait(2 * DIAL_SECONDS):
+            raise WireTimeoutError("the event connection takes too long")
+        if self.is_lost:
+            raise self._why
+
+    def _run(self, receiver: Receiver, settled: threading.Event, ref: ServiceRef, token: str) -> None:
+        why = WireError("event connection lost")
         with guarded("lookup events"):
             try:
-                receiver.run(line)
+                with closing(dial(ref, DATA, self._security, DIAL_SECONDS)) as sock:
+                    line = StreamSocket(sock)
+                    greet(line, Hello.of(token, compression=self._compression))
+                    self._line = line
+                    if self._receiver is receiver:  # or it was closed meanwhile
+                        settled.set()
+                        receiver.run(line)
             except WireError as exc:
                 log.debug("events of %s ended: %s", self._name, exc)
-        sock.close()
+                why = exc
         if self._receiver is receiver:
-            self.is_lost = True
+            self._why, self.is_lost = why, True
             self._lost()
+        settled.set()
 
     def close(self) -> None:
         """End it, and its thread."""

@@ -247,8 +247,8 @@ class RegistrarSession:
         if self._proxy.ref != self.ref:  # it answers elsewhere now
             self._proxy.close()
             self._proxy = _calls(self.ref, self._security, self._config)
-        info = self._proxy.describe()
-        if info.service_id != self.registrar_id:
+        # one that was not tried yet has been asked just now, by discovery
+        if self.state is not LinkState.UNTRIED and self._proxy.describe().service_id != self.registrar_id:
             raise WireError(f"another lookup service answers at {self.ref.endpoints}")
         self._open_events()
         with self._changed:
@@ -264,9 +264,8 @@ class RegistrarSession:
 
     def _work(self) -> bool:
         """One round: bring what is held to what is wanted, renew, wait for the next reason. False: stop."""
-        if self._events.is_lost:
-            raise WireError("event connection lost")
         self._reconcile()
+        self._events.check()
         due = self._renew_by
         with self._changed:
             if self.has_left:
@@ -300,7 +299,7 @@ class RegistrarSession:
         self._cancel()
         for service_id in news:
             self._bring(service_id)
-        for key, watcher in watchers.items():
+        for key, watcher in reversed(watchers.items()):  # of other lookup services last: nobody waits for that
             if key not in self._watched:
                 if self._may_ask(key):
                     self._breathe()
@@ -415,6 +414,7 @@ class RegistrarSession:
             watcher.snapshot(self.registrar_id, tuple(found.values()))
             if why is not None:
                 watcher.refused(self.registrar_id, why)
+        self._events.check()
         while True:
             with self._changed:
                 held, watched.held = watched.held, {}

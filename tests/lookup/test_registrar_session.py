@@ -20,10 +20,13 @@ from jbi_pubsub.core.guard import faults
 from jbi_pubsub.core.lease import FixedLeasePeriodPolicy
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
+from jbi_pubsub.lookup.client import events as events_module
 from jbi_pubsub.lookup.client import session as session_module
+from jbi_pubsub.lookup.client.events import EventConnection
 from jbi_pubsub.lookup.client.finder import LookupCache
 from jbi_pubsub.lookup.client.proxy import RegistrarInfo
 from jbi_pubsub.lookup.client.session import LEASES_FIRST, LEASES_MOST, RegistrarSession
+from jbi_pubsub.lookup.client.states import LinkState
 from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.lookup.item import (
     EventRegistration,
@@ -456,6 +459,49 @@ def test_a_listener_that_raises_is_told_of_what_comes_next(desk: Desk, session: 
     assert [item.service_id for item in cache.items()] == ["printer-2"]
 
 
+# -- few round trips: each is a second over a long link --------------------------------------------------------------
+
+
+def test_who_has_been_asked_just_now_who_it_is_is_not_asked_again(desk: Desk) -> None:
+    # Given a lookup service that discovery has found
+    session = a_session()
+    # When the session begins, expect it not to be asked who it is, and later, as it may be another one, to be
+    session._connect()
+    assert desk.count["describe"] == 0
+    session._fail()
+    session._connect()
+    assert desk.count["describe"] == 1
+
+
+def test_what_was_wanted_last_is_watched_first(session: RegistrarSession) -> None:
+    # Given watches, the first of which is that of other lookup services
+    wanted = watches(3)
+    session.want({}, wanted)
+    session._reconcile()
+    assert list(session._watched) == list(reversed(wanted))
+
+
+def test_the_connection_of_events_is_made_beside_other_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a lookup service to which connecting takes long, and fails
+    answers, lost = threading.Event(), threading.Event()
+
+    def dial(*_: object) -> object:
+        assert answers.wait(60.0)
+        raise WireError("refused there")
+
+    monkeypatch.setattr(events_module, "dial", dial)
+    made = EventConnection(Security(), name="test", compression="none", receive=lambda _: None, lost=lost.set)
+    # When the connection is opened, expect that not to wait
+    made.open(REF, "token")
+    assert not made.is_lost
+    # and whoever has to know that it stands to be told why it does not
+    answers.set()
+    with pytest.raises(WireError, match="refused there"):
+        made.check()
+    assert lost.wait(60.0)
+    made.close()
+
+
 @pytest.mark.parametrize("step", ["_connect", "_work", "away", "_leave"])
 def test_the_thread_of_a_session_goes_on_whatever_a_step_of_it_raises(
     step: str, desk: Desk, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., None]
@@ -475,6 +521,7 @@ def test_the_thread_of_a_session_goes_on_whatever_a_step_of_it_raises(
 
     monkeypatch.setattr(place, step, fail)
     if step == "away":
+        session.state = LinkState.AWAY  # else it is not asked the first time
         failing(desk, "describe", *[WireTimeoutError("no answer")] * 3)
     session.want(printers(1), {})
     session.start()

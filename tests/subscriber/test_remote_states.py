@@ -51,6 +51,9 @@ class _Renewals:
     def manage(self, key: Any, _duration: float, _renew: Any, ended: Callable[[JbiError], None], **_named: Any) -> None:
         self.ended[key[1]] = ended
 
+    def hasten(self, key: Any) -> None:
+        pass
+
     def remove(self, key: Any) -> None:
         self.ended.pop(key[1], None)
 

@@ -460,6 +460,9 @@ class _Leases:
     def manage(self, key: Any, *_given: Any, **_named: Any) -> None:
         self.held.append(key[1])
 
+    def hasten(self, key: Any) -> None:
+        pass
+
     def remove(self, key: Any) -> None:
         if key[1] in self.held:
             self.held.remove(key[1])
