@@ -296,7 +296,7 @@ class ArchiveSection(Section, frozen=True):
     """Bytes of all payloads on disk; 0: limited by the disk only."""
     reserve: Annotated[float, msgspec.Meta(ge=0, le=0.9)] = 0.05
     """Share of the disk that stays free, `reserve_bytes` at most."""
-    reserve_bytes: Annotated[int, msgspec.Meta(ge=0)] = 1 << 30
+    reserve_bytes: Annotated[int, msgspec.Meta(ge=0)] = 256 << 20
     """Bytes of the disk that are enough of a reserve, whatever share they are: a twentieth of a large disk is much."""
 
 

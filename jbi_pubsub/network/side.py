@@ -25,7 +25,7 @@ SILENT_ROOM: Final = 0.25
 QUEUE_SECONDS: Final = 10.0
 """Time in which what is published is to go: more waits at its publisher, and not here, where it grows old."""
 QUEUE_LEAST: Final = 1 << 18
-"""Bytes that may wait where no rate is set, however little has left."""
+"""Bytes that may wait where no rate is set, and nothing has waited for so long."""
 LINK_SECONDS: Final = 1.0
 """Time in which what waits in a link is to leave it: nothing overtakes it there."""
 LINK_LEAST: Final = 1 << 14
@@ -65,6 +65,8 @@ class NetworkSide:
         """Bytes of all that was sent."""
         self._left, self._left_link = RecentBytes(QUEUE_SECONDS), RecentBytes(LINK_SECONDS)
         """Bytes that have left the link."""
+        self._busy = (-inf, -inf)
+        """Since when something has waited to go, and when that was seen last."""
         self.expired = 0
         """Datagrams that did not go in time."""
 
@@ -105,13 +107,18 @@ class NetworkSide:
 
     def turn_in(self, now: float) -> float:
         """Seconds until something new would go within QUEUE_SECONDS."""
-        most = int(QUEUE_SECONDS * self.terms.rate) or max(self._left.size(now), QUEUE_LEAST)
+        since, seen = self._busy
+        is_known = seen - since >= QUEUE_SECONDS and now - seen < LINK_SECONDS
+        least = LINK_LEAST if is_known else QUEUE_LEAST
+        most = int(QUEUE_SECONDS * self.terms.rate) or max(self._left.size(now), least)
         over = self.queues.waiting - most
         return 0.0 if over <= 0 else min(max(over * QUEUE_SECONDS / most, 0.001), SILENT_ROOM)
 
     def link_room(self, waiting: int, unsent: int, now: float) -> int:
         """Bytes that the link is to have beside those that are `waiting` there: no more than what has left it lately.
         `unsent`: with those that it has not taken."""
+        since, seen = self._busy
+        self._busy = (since if now - seen < LINK_SECONDS else now, now)
         self._left.note(self._sent - unsent, now)
         self._left_link.note(self._sent - unsent, now)
         return max(self._left_link.size(now), LINK_LEAST) - waiting

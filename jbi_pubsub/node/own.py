@@ -188,7 +188,7 @@ class OwnSequence:
         up_to = self._left_to
         age = max(0, int((now - self._left_since) * 1000))
         data = encoded(LeftOutBody(VERSION, self.body.uid, self._left, up_to, age))
-        life = int((self.body.expiration or LEFT_OUT_SECONDS) * 1000)
+        life = int(max(self.body.expiration, LEFT_OUT_SECONDS) * 1000)  # behind what it tells of, however short that is
         self._say(NodeMessage(DatagramKind.SEQUENCE, DatagramMode.RELIABLE, data, expiration=life), timeout)
         self.last, self._left = max(self.last, up_to), 0
 

@@ -188,13 +188,13 @@ def test_without_a_sync_for_each_batch_the_disk_gets_it_in_time(
 @pytest.mark.parametrize(
     ("total", "free", "has_room"),
     [
-        (16 << 30, 900 << 20, True),  # of 16 GiB the twentieth is 819 MiB
-        (16 << 30, 800 << 20, False),
-        (1 << 40, 2 << 30, True),  # of a TiB 1 GiB is enough
-        (1 << 40, 1 << 30, False),
+        (2 << 30, 110 << 20, True),  # of 2 GiB the twentieth is 102 MiB
+        (2 << 30, 100 << 20, False),
+        (1 << 40, 300 << 20, True),  # of a TiB 256 MiB are enough
+        (1 << 40, 256 << 20, False),
     ],
 )
-def test_a_twentieth_of_the_disk_stays_free_and_of_a_large_one_a_gibibyte(
+def test_a_twentieth_of_the_disk_stays_free_and_of_a_large_one_256_mib(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, total: int, free: int, has_room: bool
 ) -> None:
     # Given an archive on a disk of some size, of which something is free

@@ -158,6 +158,25 @@ def test_what_waits_for_one_that_is_slow_is_what_it_takes_in_some_seconds(monkey
                 assert net.links[0].waiting() < 120_000
 
 
+def test_what_is_to_go_waits_for_the_one_that_has_left_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a link that nobody has ever connected to, which says what it says to nobody
+    now = [time.monotonic()]
+    monkeypatch.setattr(tcp.time, "monotonic", lambda: now[0])
+    port = port_of()
+    with driven(TcpLink("127.0.0.1", port)) as net:
+        assert net.links[0].send([b"early"]) == 1
+        # When one comes, and leaves
+        with driven(TcpLink(peers=[("127.0.0.1", port)])) as other:
+            net.until(lambda: (other.step(0.001), has(net.links[0], 1))[1], timeout=1e9)
+            assert net.links[0].send([b"here"]) == 1
+        net.until(lambda: has(net.links[0], 0), timeout=1e9)
+        # Expect what is said meanwhile not to be taken
+        assert net.links[0].send([b"meanwhile"]) == 0
+        # until it is away for long
+        now[0] += tcp.AWAY_SECONDS
+        assert net.links[0].send([b"late"]) == 1
+
+
 def test_where_nobody_takes_anything_the_network_waits() -> None:
     port = port_of()
     with (

@@ -83,7 +83,7 @@ def test_on_a_slow_link_nothing_expires_as_its_publisher_waits(rate: float) -> N
     assert len(line.took) == said
     assert line.exchange.sides[0].expired == 0
     assert max(line.took) < QUEUE_LEAST / 8_000 + 10.0
-    assert max(line.took[100:]) < (15.0 if rate else QUEUE_LEAST / 8_000 + 10.0)
+    assert max(line.took[500:]) < 15.0
     # and a second or two of it to wait in the link, where nothing overtakes it
     assert line.most_in_link <= max(LINK_LEAST, 2 * 8_000) + 2 * SIZE
 

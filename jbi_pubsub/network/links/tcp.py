@@ -23,6 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from math import inf
 from typing import Any, Final
 
 from jbi_pubsub.core.backoff import Backoff
@@ -43,8 +44,10 @@ and nothing overtakes it."""
 SENDING_SECONDS: Final = 4.0
 UNSENT_LEAST: Final = 4_096
 """Bytes that the kernel takes beyond what it sends, at least; else a quarter of as many."""
-UNSENT_FIRST: Final = 1 << 16
+UNSENT_FIRST: Final = 1 << 14
 """The same before it is known how fast they go."""
+AWAY_SECONDS: Final = 30.0
+"""Time for which what is to go waits when the last one has left, who may be back soon; then it is for nobody."""
 READ_MOST: Final = 1 << 18
 """Bytes that are read at once from a connection."""
 HELLO_SECONDS: Final = 10.0
@@ -197,6 +200,8 @@ class TcpLink:
         if port:
             self._listener = _listener(host, port)
         self._accept_at = 0.0
+        self._met_at = -inf
+        """When somebody was connected last."""
         self.sockets()
 
     def sockets(self) -> Sequence[Waitable]:
@@ -239,6 +244,10 @@ class TcpLink:
         """See DatagramLink."""
         to, now = [each for each in self._connections if each.id], time.monotonic()
         taken = 0
+        if to:
+            self._met_at = now
+        elif now - self._met_at < AWAY_SECONDS:
+            return 0
         for data in datagrams:
             room = [each for each in to if each.has_room(self._most, now)]
             if to and not room:
