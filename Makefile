@@ -54,6 +54,7 @@ $(VENV)/bin/python:
 $(UV): | $(VENV)/bin/python
 	$(PIP) 'uv>=0.9,<1'
 
+# what uv has built and nothing refers to any more goes: with an index that tells no revisions pyspark is a gigabyte each time
 # by uv, which needs a third of pip's time; by pip, where there is no uv, or it finds no index: it does not read pip.conf
 install = { test -x $(UV) || $(PIP) 'uv>=0.9,<1'; } && $(UV) pip install --quiet --python $(BIN)/python -e '.[$(1)]' || $(PIP) --use-pep517 -e '.[$(1)]'
 
@@ -63,6 +64,7 @@ $(VENV)/demo.stamp: setup.cfg pyproject.toml | $(VENV)/bin/python
 
 $(VENV)/test.stamp: setup.cfg pyproject.toml | $(VENV)/bin/python
 	$(call install,$(TEST_EXTRAS))
+	@$(UV) cache prune --quiet || true
 	touch $@ $(VENV)/demo.stamp $(VENV)/docs.stamp
 
 $(VENV)/docs.stamp: setup.cfg pyproject.toml | $(VENV)/bin/python

@@ -434,7 +434,7 @@ def test_a_stage_without_room_for_one_registration_holds_up_no_other_of_its_publ
     assert received(subscriber, uid, 10) == list(range(1, 11))
     assert publisher.wait_for_subscribers(normal) == 1
     assert time.monotonic() - began < 45.0  # a wait on the connection would take 5 s for each
-    assert delegate.status()["qos"]["tasks"]["parked"] == 1
+    eventually(lambda: delegate.status()["qos"]["tasks"]["parked"] == 1)
     assert publisher.status()["registrations"][normal]["unfinished"] == 10
     # When
     has_room.set()
