@@ -26,6 +26,7 @@ from jbi_pubsub.core.errors import (
 from jbi_pubsub.core.wire.control import exported
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.domains.proxy import TraderProxy
+from jbi_pubsub.domains.registry import OfferRegistry
 from jbi_pubsub.domains.server import TraderServer
 from jbi_pubsub.domains.trader import OfferAnswer, OfferQuery
 from jbi_pubsub.testing import LocalFederation
@@ -260,6 +261,22 @@ def test_services_of_all_domains_are_in_the_central_registry_as_long_as_they_are
     eventually(lambda: two.find("demo.Tasking", "sensors == 5"))
     one.withdraw(offer)
     eventually(lambda: two.find("demo.Tasking", "area == 'north'") == [])
+
+
+def test_who_offers_a_service_finds_it_before_the_lookup_service_says_so(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given services whose lookup service tells nothing yet
+    services = stack.enter_context(Services(stack.enter_context(LocalFederation()).config))
+    for event in ("added", "changed", "removed"):
+        monkeypatch.setattr(OfferRegistry, f"service_{event}", lambda *_: None)
+    # When one is offered, changed and withdrawn, expect that to be so for who did it
+    offer = services.offer(TASKING, {"area": "north"})
+    assert [each.id for each in services.find("demo.Tasking", "area == 'north'")] == [offer]
+    services.modify(offer, {"sensors": 5})
+    assert [each.id for each in services.find("demo.Tasking", "sensors == 5")] == [offer]
+    services.withdraw(offer)
+    assert services.find("demo.Tasking") == []
 
 
 @pytest.mark.row("D-04")
