@@ -54,7 +54,6 @@ $(VENV)/bin/python:
 $(UV): | $(VENV)/bin/python
 	$(PIP) 'uv>=0.9,<1'
 
-# what uv has built and nothing refers to any more goes: with an index that tells no revisions pyspark is a gigabyte each time
 # by uv, which needs a third of pip's time; by pip, where there is no uv, or it finds no index: it does not read pip.conf
 install = { test -x $(UV) || $(PIP) 'uv>=0.9,<1'; } && $(UV) pip install --quiet --python $(BIN)/python -e '.[$(1)]' || $(PIP) --use-pep517 -e '.[$(1)]'
 
@@ -62,9 +61,10 @@ $(VENV)/demo.stamp: setup.cfg pyproject.toml | $(VENV)/bin/python
 	$(call install,archive)
 	touch $@
 
+# what uv has built and nothing refers to any more goes: from an index that tells no revisions pyspark is a gigabyte each time
 $(VENV)/test.stamp: setup.cfg pyproject.toml | $(VENV)/bin/python
 	$(call install,$(TEST_EXTRAS))
-	@$(UV) cache prune --quiet || true
+	@UV_LOCK_TIMEOUT=10 $(UV) cache prune --quiet 2>/dev/null || true
 	touch $@ $(VENV)/demo.stamp $(VENV)/docs.stamp
 
 $(VENV)/docs.stamp: setup.cfg pyproject.toml | $(VENV)/bin/python

@@ -72,6 +72,8 @@ LINGER_MOST: Final = 3_600.0
 wait behind them."""
 STOP_SECONDS: Final = 10.0
 """For a look that is under way, when the bridge stops."""
+WAITED_SECONDS: Final = 0.05
+"""An object that is taken after so long has waited for room."""
 ROOM_SECONDS: Final = 0.5
 """For room at the other side, until it is looked whether the bridge stops."""
 
@@ -204,11 +206,11 @@ class Direction:
             self._count("filtered")
             return
         while not self._job.is_over:
+            begun = self._clock()
             try:
                 relay.tell(self.target, uid, ROOM_SECONDS, obj.platform.sequence)
                 self.target.publish(uid, changed, self.source.name, ROOM_SECONDS, self._clock() - since)
             except BackPressureError:
-                self._waited_at = self._clock()
                 continue
             except (UnknownUidError, WireError) as exc:  # the other side has not taken its registration back
                 self._troubles.tell(obj.platform.registration, exc)
@@ -218,6 +220,9 @@ class Direction:
             except JbiError as exc:
                 self._troubles.tell(f"object {obj.platform.registration}", exc)
                 break
+            finally:
+                if (now := self._clock()) - begun >= WAITED_SECONDS:
+                    self._waited_at = now
             relay.untold.up_to = obj.platform.sequence
             self._count("relayed")
             return

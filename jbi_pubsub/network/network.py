@@ -38,6 +38,8 @@ HEADERS: Final = 28
 LONGEST_WAIT: Final = 0.5
 BUSY_SECONDS: Final = 0.002
 """Until a busy link is tried again."""
+AWAY_SECONDS: Final = 0.05
+"""Until one is that takes nothing though nothing waits there: nobody is at its other end."""
 STEP_MOST: Final = 16
 """Batches that a link is given before others are heard."""
 STOP_SECONDS: Final = 5.0
@@ -288,7 +290,8 @@ class Network:
                     room -= len(data)
                 if not held:
                     return bucket.ready_in(now) if self._exchange.has_outgoing(at) else LONGEST_WAIT
-            del held[: link.send(held)]
+            taken = link.send(held)
+            del held[:taken]
             if held:
-                return BUSY_SECONDS
+                return BUSY_SECONDS if taken or waiting else AWAY_SECONDS
         return 0.0

@@ -130,8 +130,7 @@ class DelegateProxy(_LeasedProxy):
 
     def connect(self, name: str, duration: float, claims: Claims = NO_CLAIMS) -> OpenReply:
         """Connect under a lease (paper section 2.4(1))."""
-        opened: OpenReply = self._client.call("connect", OpenReply, name, duration, claims)
-        return opened
+        return self._client.call("connect", OpenReply, name, duration, claims)
 
     def disconnect(self, connection_id: str, timeout: float | None = None) -> None:
         """Leave, with all registrations, within `timeout` seconds."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import Final
 
-from jbi_pubsub.core.errors import WireError, WireTimeoutError
+from jbi_pubsub.core.errors import JbiError, WireError, WireTimeoutError
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.dial import dial
@@ -43,22 +43,25 @@ class EventConnection:
         self._compression = compression
         self._receive = receive
         self._lost = lost
-        self.is_lost = False
-        """Whether the connection has ended by itself."""
+        self._lock = threading.Lock()
+        """Covers which receiver counts, and its line."""
         self._receiver: Receiver | None = None
         self._line: StreamSocket | None = None
         self._thread: threading.Thread | None = None
         self._settled = threading.Event()
         """That it is open, has failed, or is not wanted yet."""
         self._settled.set()
-        self._why = WireError("event connection lost")
+        self._why: JbiError | None = None
+        """Why it is not open any more, or could not be opened."""
 
     def open(self, ref: ServiceRef, token: str) -> None:
         """Connect, beside what else is to be done. Raises WireError."""
-        self.is_lost = False
+        self._why = None
         self._settled = settled = threading.Event()
-        self._receiver = receiver = Receiver(self._receive, lambda: b"")
-        self._line = self._thread = None
+        receiver = Receiver(self._receive, lambda: b"")
+        with self._lock:
+            self._receiver, self._line = receiver, None
+        self._thread = None
         thread = threading.Thread(
             target=self._run, args=(receiver, settled, ref, token), name=f"{self._name}-events", daemon=True
         )
@@ -72,34 +75,39 @@ class EventConnection:
         """Wait until it is open. Raises WireError when it is not, or not any more."""
         if not self._settled.wait(2 * DIAL_SECONDS):
             raise WireTimeoutError("the event connection takes too long")
-        if self.is_lost:
+        if self._why is not None:
             raise self._why
 
     def _run(self, receiver: Receiver, settled: threading.Event, ref: ServiceRef, token: str) -> None:
-        why = WireError("event connection lost")
+        why: JbiError = WireError("event connection lost")
         with guarded("lookup events"):
             try:
                 with closing(dial(ref, DATA, self._security, DIAL_SECONDS)) as sock:
                     line = StreamSocket(sock)
                     greet(line, Hello.of(token, compression=self._compression))
-                    self._line = line
-                    if self._receiver is receiver:  # or it was closed meanwhile
+                    with self._lock:
+                        is_wanted = self._receiver is receiver  # or it was closed meanwhile
+                        if is_wanted:
+                            self._line = line
+                    if is_wanted:
                         settled.set()
                         receiver.run(line)
-            except WireError as exc:
+            except JbiError as exc:
                 log.debug("events of %s ended: %s", self._name, exc)
                 why = exc
         if self._receiver is receiver:
-            self._why, self.is_lost = why, True
+            self._why = why
             self._lost()
         settled.set()
 
     def close(self) -> None:
         """End it, and its thread."""
-        receiver, self._receiver = self._receiver, None
+        with self._lock:
+            receiver, self._receiver = self._receiver, None
+            line, self._line = self._line, None
         if receiver is not None:
             receiver.stop()
-        if self._line is not None:
-            self._line.shut()  # the thread may not have come to run the receiver yet
+        if line is not None:
+            line.shut()  # the thread may not have come to run the receiver yet
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(5.0)

@@ -493,7 +493,7 @@ def test_the_connection_of_events_is_made_beside_other_calls(monkeypatch: pytest
     made = EventConnection(Security(), name="test", compression="none", receive=lambda _: None, lost=lost.set)
     # When the connection is opened, expect that not to wait
     made.open(REF, "token")
-    assert not made.is_lost
+    assert not lost.is_set()
     # and whoever has to know that it stands to be told why it does not
     answers.set()
     with pytest.raises(WireError, match="refused there"):
