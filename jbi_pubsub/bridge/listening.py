@@ -156,6 +156,11 @@ class SideSubscriber(SubscriberAdapter):
             finally:
                 local.terms.since = None
 
+    def waiting(self, uid: SubscriptionUid) -> int:
+        """Number of objects that the listener has not taken yet. Raises UnknownUidError."""
+        queue = self._find(uid).queue
+        return len(queue.waiting) + queue.is_served
+
     def ask(self, request: QueryRequest, bridge: str) -> RemoteAnswers:
         """Answers of the archives of this platform, its query providers, and other platforms behind other bridges than
         the one that asks, whose server here has that id. Raises as `open_query`."""
@@ -244,6 +249,10 @@ class SideSubscriptions:
                     self._subscriber.cancel_subscription(standing[0])
             finally:
                 standing[1].stop()
+
+    def waiting(self) -> int:
+        """Number of objects that have come, and that the receiver has not taken."""
+        return sum(self._subscriber.waiting(uid) for uid, _ in list(self._standing.values()))
 
     def stop(self) -> None:
         """Nothing is handed over any more."""

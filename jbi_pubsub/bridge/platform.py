@@ -159,9 +159,11 @@ class JbiPlatform:
         """Held while the delegate is looked for: what lookup services tell is not to wait for that."""
         self._at: DelegateUid | None = None
         self._changed: Callable[[], None] = lambda: None
-        self._subscriber = SideSubscriber(config, name=f"bridge-{bridge}")
+        self.client: Final = f"bridge-{bridge}"
+        """Name of the clients that we are there."""
+        self._subscriber = SideSubscriber(config, name=self.client)
         self._subscriptions = SideSubscriptions(self._subscriber, bridge, durable)
-        self._publisher = RelayPublisher(config, name=f"bridge-{bridge}", bridge=bridge)
+        self._publisher = RelayPublisher(config, name=self.client, bridge=bridge)
         self._left: dict[str, tuple[float, ServiceItem]] = {}
         """Registrations that have left, and when (monotonic seconds)."""
         self._server: PeerArchive | None = None
@@ -232,6 +234,10 @@ class JbiPlatform:
     def unwant(self, name: str) -> None:
         """See SelectivePlatform."""
         self._subscriptions.unwant(name)
+
+    def waiting(self) -> int:
+        """Number of objects that have come from there and are not handed over."""
+        return self._subscriptions.waiting()
 
     def stop_listening(self) -> None:
         """Nothing is told any more."""

@@ -78,6 +78,8 @@ class OutgoingBlock:
     serial: int = 0
     packed: bytes = b""
     """Bytes of it, when it has a serial."""
+    objects: int = 0
+    """Number of objects that end with it."""
 
 
 Turn = BlockRepair | OutgoingBlock | bytes | Literal["relayed"]

@@ -99,6 +99,8 @@ class Network:
         """Covers the exchange."""
         self._stopping = threading.Event()
         self._faults = FaultCounts()
+        self.unsent = 0
+        """Number of objects that had not gone out when the networks were left."""
         self._held: list[list[bytes]] = [[] for _ in links]
         """Datagrams that a busy link has not taken."""
         self._thread = threading.Thread(target=self._run, name="network", daemon=True)
@@ -172,6 +174,9 @@ class Network:
         if self._stopping.is_set():
             return
         self._drain(time.monotonic() + drain)
+        with self._lock:
+            self._exchange.say(None, time.monotonic())
+            self.unsent = max(sum(each.objects for each in side.queues) for side in self._exchange.sides)
         self._stopping.set()
         self._waiter.wake()
         self._deliveries.stop()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from jbi_pubsub.core.intervals import RangeSet
-from jbi_pubsub.network.datagram import Datagram, DatagramMode, Extension, Holders, packed
+from jbi_pubsub.network.datagram import Datagram, DatagramKind, DatagramMode, Extension, Holders, packed
 from jbi_pubsub.network.durables import OwnDurables
 from jbi_pubsub.network.flow import OutgoingBlock, SeenWindow
 from jbi_pubsub.network.log import LogBook, LogId, stream_to
@@ -50,14 +50,14 @@ class OwnLogs:
             waits and message is not None and self._size + size <= form.together and message.goes_with(first)
         ):
             waiting, self.waiting, self._size = self.waiting, [], 0
-            yield self._blocks(together(waiting), form, now), first.level
+            yield self._blocks(together(waiting), form, now, len(waiting)), first.level
         if message is not None and waits:
             self.waiting.append(message)
             self._size += size
         elif message is not None:
             yield self._blocks(message, form, now), message.level
 
-    def _blocks(self, message: NodeMessage, form: MessageForm, now: float) -> list[OutgoingBlock]:
+    def _blocks(self, message: NodeMessage, form: MessageForm, now: float, count: int = 1) -> list[OutgoingBlock]:
         life = min(message.expiration or LIFE, LIFE_MOST)
         message = message._replace(origin=self._me, expiration=life)
         data = blocks(message, form)
@@ -65,7 +65,9 @@ class OwnLogs:
         log_id = None
         if message.mode != DatagramMode.UNRELIABLE:
             log_id = LogId(self._me, self._epoch, stream_to(message.to) if message.to else 0)
-        return [OutgoingBlock(each, now + life / 1000, log_id) for each in data]
+        made = [OutgoingBlock(each, now + life / 1000, log_id) for each in data]
+        made[-1].objects = count * (message.kind == DatagramKind.PUBLICATION)
+        return made
 
     def number(self, out: OutgoingBlock, log_id: LogId) -> None:
         """A block leaves for the first time: it gets its serial, and is to be held."""

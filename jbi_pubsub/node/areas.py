@@ -7,6 +7,7 @@ those that somebody there wants.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
@@ -43,11 +44,23 @@ class NodeAreas:
         for each in self._areas:
             each.start()
 
-    def stop(self) -> None:
-        """Leave."""
+    def stop_listening(self) -> None:
+        """Take nothing more from other nodes."""
+        for each in self._areas:
+            each.stop_listening()
+
+    def stop(self, drain: float) -> int:
+        """Leave; how many objects have not gone out within so many seconds."""
+        deadline = time.monotonic() + drain
+        left: list[int] = []
+
+        def end(area: NodeNetworks) -> None:
+            left.append(area.stop(max(0.0, deadline - time.monotonic())))
+
         with ExitStack() as ending:  # whatever fails
             for each in self._areas:
-                ending.callback(each.stop)
+                ending.callback(end, each)
+        return sum(left)
 
     def names(self) -> tuple[str, ...]:
         """Names of the nodes that are heard."""
@@ -113,7 +126,7 @@ def networks_of(
             own = msgspec.structs.replace(config, node=node, network=sections)
             made.append(NodeNetworks(own, identity, name, servers, server, twin, area))
     except BaseException:
-        NodeAreas(made).stop()
+        NodeAreas(made).stop(0.0)
         raise
     if len(made) == 1:
         return made[0]

@@ -64,6 +64,7 @@ ANSWERS: Final = "answers"
 """Role of a node that answers queries of others."""
 _WANTED: Final = digest(b"wanted")
 """Key of the message that tells what a node's subscribers want."""
+EXPIRED: Final = "objects that expired before they came to the network"
 OBJECT_BYTES: Final = 1_000
 """That an object takes beside its body, while it waits for those before it."""
 
@@ -124,18 +125,18 @@ class Infosphere:
             return found + [each.registration() for each in self._remote.known() if each.schema in self._schemas]
 
     def _look(self) -> None:
-        """Forget nodes that are not heard any more, and registrations that are over."""
+        """Forget nodes that are not heard any more, and registrations that are over: what has not come is lost."""
         now, section = time.monotonic(), self._section
         peers = self._network().peers()
         with self._lock:
-            self._remote.look(peers, now, timeout=section.sequence_timeout, seconds=section.object_seconds)
+            lacking = self._remote.look(peers, now, timeout=section.sequence_timeout, seconds=section.object_seconds)
             wanted = self._interest.take()
             own = [(each, self._is_wanted(each.body)) for each in self._own.values()]
         self._queries.left(frozenset(peers))
+        self._go(lacking, "sequence_gap")
         if wanted is not None:
             self.words.stand(_WANTED, WantedBody(VERSION, wanted))
-        else:
-            self.words.speak()
+        self.words.speak()
         with suppress(BackPressureError):  # at the next look
             for each, is_wanted in own:
                 each.look(now, is_wanted=is_wanted)
@@ -154,8 +155,7 @@ class Infosphere:
 
     def remote(self, uid: str) -> SequenceBody | None:
         """A registration of another node, as that says it; None: it has not, or all of it is over."""
-        remote = self._remote.get(uid)
-        return remote.body if remote is not None else None
+        return remote.body if (remote := self._remote.get(uid)) is not None else None
 
     def wanted(self, changed: Callable[[Wanted], None], *, members: bool = False) -> None:  # noqa: ARG002  # nobody knows
         """See BridgePlatform: nodes may be there that hear and say nothing."""
@@ -223,6 +223,7 @@ class Infosphere:
         own = self._known(uid)
         if (life := own.life(obj, waited)) <= 0:
             own.leave_out(1, obj.platform.sequence, time.monotonic(), timeout)
+            self._faults.note(EXPIRED)
             return
         with self._lock:
             is_wanted = self._is_wanted(own.body)
@@ -344,13 +345,13 @@ class Infosphere:
             else:
                 self._go(largest.order.first())
 
-    def _go(self, things: Iterable[InfoObject | LeftOutBody]) -> None:
+    def _go(self, things: Iterable[InfoObject | LeftOutBody], cause: str = "filtered") -> None:
         for each in things:
             if (arrived := self._arrived) is None:
                 return
             with guarded("infosphere"):
                 if isinstance(each, LeftOutBody):
-                    arrived.lost("filtered", each.count, each.uid, each.up_to)
+                    arrived.lost(cause, each.count, each.uid, each.up_to)
                 else:
                     arrived.arrived(each)
 

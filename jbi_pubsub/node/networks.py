@@ -6,6 +6,7 @@ that there is: the infosphere is one side of it (see infosphere), the node's own
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -45,6 +46,10 @@ from .reaching import DELEGATE, named
 from .tunnel import TunnelDoor, Tunnels, TunnelService
 from .type_conflicts import TypeConflicts
 
+DRAIN_LOOK: Final = 0.02
+"""Seconds between two looks whether all that was published has come to the networks."""
+LAST_SECONDS: Final = 1.0
+"""For what has come there to go out, at least."""
 TOGETHER_BLOCKS: Final = 4
 """Blocks of objects that go together: more cost little less, and the first of them would wait for the last on a slow
 network."""
@@ -80,7 +85,7 @@ class NodeNetworks:
         called when another node speaks under our id; `area` is that of all these networks. Raises ConfigurationError,
         PortInUseError, StorageError."""
         node = config.node
-        self._id, self._drain = identity.id, node.drain_seconds
+        self._id, self._delegate = identity.id, server.delegate
         self._names = list(config.network)
         bridge = f"{identity.id}{area and '.' + area}-{identity.epoch}"
         self.infosphere = Infosphere(lambda: self._network, node, bridge)
@@ -177,13 +182,27 @@ class NodeNetworks:
             troubles=[trouble for way in self._mirror.directions for trouble in way.status()["trouble"]],
         )  # fmt: skip
 
-    def stop(self) -> None:
-        """Leave: what was said goes on by those who have it."""
+    def stop_listening(self) -> None:
+        """Take nothing more from other nodes."""
+        self.infosphere.stop_listening()
+
+    def stop(self, drain: float) -> int:
+        """Leave: what was said goes on by those who have it. What was published here goes out first; how many objects
+        have not within so many seconds."""
+        deadline = time.monotonic() + drain
+        while (left := self._waiting()) and time.monotonic() < deadline:
+            time.sleep(DRAIN_LOOK)
         with ExitStack() as ending:  # from the last to the first, whatever fails
-            ending.callback(self._network.stop, self._drain)
+            ending.callback(self._network.stop, max(deadline - time.monotonic(), min(drain, LAST_SECONDS)))
             ending.callback(self._persistence.stop)
             ending.callback(self._tunnels.stop)
             ending.callback(self._mirror.close)
+        return left + self._network.unsent
+
+    def _waiting(self) -> int:
+        """Number of objects at the delegate, and on their way from there, that have not come to the networks."""
+        sessions = list(self._delegate.tables.sessions.values())
+        return sum(each.drain(0.0) for each in sessions if each.name == self._own.client) + self._own.waiting()
 
     def _peers_changed(self, change: PeerChange) -> None:
         """A node has come or left; on the network's delivery thread."""

@@ -67,6 +67,13 @@ class RemoteSequence:
         """Seconds that its objects live; `seconds`: where it does not say."""
         return (self.body.expiration if self.body is not None else 0.0) or seconds
 
+    def lacking(self) -> Iterator[LeftOutBody]:
+        """Its last objects, if they have not come although its end was told; nothing where none of it has ever come: we
+        may have been late."""
+        came, body = self.order.next - 1, self.body
+        if body is not None and self.ended and 0 < came < body.last:
+            yield LeftOutBody(body.version, body.uid, body.last - came, body.last)
+
     def is_over(self, now: float, seconds: float) -> bool:
         """Whether it has ended, and its last object has come, or can't come any more. `seconds`: that objects live
         which say no expiration."""
@@ -115,17 +122,20 @@ class RemoteSequences:
         """Sequences as their nodes say them, of those that are heard."""
         return [each.body for each in self if each.body is not None and self._is_here(each.origin)]
 
-    def look(self, peers: Mapping[bytes, NodePeer], now: float, *, timeout: float, seconds: float) -> None:
-        """Note which nodes have not been heard for `timeout`, and forget sequences that are over; see is_over."""
+    def look(self, peers: Mapping[bytes, NodePeer], now: float, *, timeout: float, seconds: float) -> list[LeftOutBody]:
+        """Note which nodes have not been heard for `timeout`, and forget sequences that are over (see is_over); what of
+        them has not come."""
         for origin, peer in peers.items():
             self.hear(origin, peer.epoch, now)
         for node in self._nodes.values():
             node.is_here = now - node.heard <= timeout
             node.is_awaited = now - node.heard <= timeout + seconds
-        for uid in [uid for uid, each in self._sequences.items() if each.is_over(now, seconds)]:
+        over = {uid: each for uid, each in self._sequences.items() if each.is_over(now, seconds)}
+        for uid in over:
             self._forget(uid)
         for each in [each for each in self if each.others and not self._is_here(each.origin)]:
             self._hand_over(each, now)
+        return [lacking for each in over.values() for lacking in each.lacking()]
 
     def hear(self, origin: bytes, epoch: int, now: float) -> _OtherNode:
         """A node is there. What it said before it was started anew is over."""

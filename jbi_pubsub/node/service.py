@@ -123,8 +123,9 @@ class Dissemination(Protocol):
         """Tell of the node's networks in its status, too."""
         ...
 
-    def stop(self, drain: float = 5.0) -> int:
-        """Leave the lookup services, deliver for `drain` seconds, sync what is kept; how many objects are left."""
+    def stop(self, drain: float = 5.0, others: Callable[[float], int] = lambda seconds: 0) -> int:  # noqa: ARG005
+        """Leave the lookup services, take nothing more, deliver for `drain` seconds, sync what is kept; how many
+        objects are left. `others` ends, within so many seconds, what delivers beside it: how many objects that left."""
         ...
 
 
@@ -164,8 +165,12 @@ class NodeBridge(Protocol):
         """Be there for other nodes."""
         ...
 
-    def stop(self) -> None:
-        """Leave."""
+    def stop_listening(self) -> None:
+        """Take nothing more from other nodes."""
+        ...
+
+    def stop(self, drain: float) -> int:
+        """Leave; how many objects have not gone out within so many seconds."""
         ...
 
     def status(self) -> NetworksStatus:
@@ -313,7 +318,7 @@ class NodeService:
                 own = tuple((each, self._login) for each in self.delegate.addresses)
                 self._make_networks = partial(parts.networks, msgspec.structs.replace(config, own=own))
                 self._networks = self._networks_of(self.identity)
-                undo.callback(self._networks.stop)
+                undo.callback(self._networks.stop, 0.0)
                 self.delegate.show_networks(self.networks)
             self._gateways: list[NodeGateway] = []
             for make in (*([_over_http] if config.node.gateway else ()), *parts.gateways):
@@ -349,19 +354,24 @@ class NodeService:
     def stop(self, drain: float | None = None) -> int:
         """End all parts in their order; how many objects could not be delivered in `drain` seconds ([node]
         drain_seconds). What fails is logged, and the next part stops all the same."""
-        left = 0
+        left, seconds = 0, self.config.node.drain_seconds if drain is None else drain
         for gateway in reversed(self._gateways):
             with guarded("stopping a gateway"):
                 gateway.stop()
         with self._renewing:
             networks, self._networks = self._networks, None
-        if networks is not None:
+
+        def leave(seconds: float) -> int:
             with guarded("leaving the networks"):
-                networks.stop()
+                return networks.stop(seconds) if networks is not None else 0
+            return 0
+
+        if networks is not None:
+            networks.stop_listening()
         with guarded("stopping what the node tells"):
             self._reports.stop()
         with guarded("stopping the delegate"):
-            left = self.delegate.stop(self.config.node.drain_seconds if drain is None else drain)
+            left = self.delegate.stop(seconds, leave)
         with guarded("closing the type repository"):
             self._close_types()
         if self.lookup is not None:
@@ -479,7 +489,7 @@ class NodeService:
                 " from now on, and everywhere when it is started again", before, identity.id,
             )  # fmt: skip
             self._networks = None  # whatever fails now, they are left once
-            met.stop()
+            met.stop(self.config.node.drain_seconds)
             self._networks = self._networks_of(identity)
             self._networks.start()
 

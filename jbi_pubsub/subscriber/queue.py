@@ -56,6 +56,11 @@ class ObjectQueue:
         """Nothing is to be taken now."""
         self._served_by: threading.Thread | None = None
 
+    @property
+    def is_served(self) -> bool:
+        """Whether the listener is being called: it may have one that does not wait any more."""
+        return self._served_by is not None
+
     def put(self, objects: Iterable[tuple[InfoObject, Consumer]]) -> None:
         """Under the lock: add objects, each with the source that gets a credit when it is taken."""
         self.waiting.extend(objects)

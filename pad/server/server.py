@@ -87,6 +87,8 @@ log = logging.getLogger("jbi_pubsub.pad")
 BALANCE_SECONDS: Final = 1.0
 """Interval at which it is looked at what predicates cost, and how important those are whose they are."""
 
+LAST_SECONDS: Final = 1.0
+"""For deliveries when it stops, at least, whatever others have taken of the time."""
 REAP_SECONDS: Final = 0.2
 """Interval at which leases are looked at: the grace within which an expired one is cleaned up."""
 
@@ -297,8 +299,10 @@ class DisseminationServer:
         """Raises AccessDeniedError if the access policy says no."""
         return self.service.guard.allow(caller, action, subject)
 
-    def stop(self, drain: float = 5.0) -> int:
-        """Stop in order; how many objects could not be delivered within `drain` seconds."""
+    def stop(self, drain: float = 5.0, others: Callable[[float], int] = lambda seconds: 0) -> int:  # noqa: ARG005
+        """Stop in order; how many objects could not be delivered within `drain` seconds. `others` is called when
+        nothing more is taken, and ends within so many seconds what delivers beside us: how many objects that left."""
+        deadline = time.monotonic() + drain
         if self.metrics is not None:
             self.metrics.stop()
         if self._measuring is not None:
@@ -307,7 +311,8 @@ class DisseminationServer:
         self.service.presence.stop()
         self._reaper.job.stop()  # no lease ends any more, so that subscribers have until the end of the drain
         self.service.data.stop(drain)
-        left = self.delegate.drain(drain, closing=True)
+        left = others(max(0.0, deadline - time.monotonic()))
+        left += self.delegate.drain(max(deadline - time.monotonic(), min(drain, LAST_SECONDS)), closing=True)
         self.delegate.close()
         self.endpoints.stop()
         if self.quality is not None:

@@ -63,7 +63,10 @@ class NodesOnNetworks:
         self.cut: set[str] = set()
         self.areas: dict[str, str] = {}
         """Areas of networks."""
+        self.rate = 0.0
+        """Rate of all networks, bytes a second; 0: it is found."""
         self.links: dict[str, list[DatagramLink]] = {}
+        self._standing: set[NodeService] = set()
         self.running: dict[str, NodeService] = {}
 
     def start(
@@ -83,17 +86,31 @@ class NodesOnNetworks:
             "statistics_seconds": 0.0, **node,
         })  # fmt: skip
         sections = {
-            each: NetworkSection(plugin="local", group=f"{self._folder}-{each}", key=key, area=self.areas.get(each, ""))
+            each: NetworkSection(
+                plugin="local",
+                group=f"{self._folder}-{each}",
+                key=key,
+                area=self.areas.get(each, ""),
+                rate=self.rate,
+            )
             for each in networks
         }
         service = NodeService(
             msgspec.structs.replace(config or self.config, node=section, network=sections),
             Parts(networks=self._networks),
         )
-        self._stack.callback(service.stop, 0.5)
+        self._standing.add(service)
+        self._stack.callback(self.stop, service)
         service.start()
         self.running[name] = service
         return service
+
+    def stop(self, service: NodeService, drain: float = 0.5) -> int:
+        """Stop one, unless that was done already; see NodeService."""
+        if service not in self._standing:
+            return 0
+        self._standing.remove(service)
+        return service.stop(drain)
 
     def _networks(
         self,

@@ -410,3 +410,27 @@ def test_an_object_that_has_waited_is_said_with_the_life_that_it_has_left(side: 
     left = decoded_body(wire.said[-1].body)
     assert isinstance(left, LeftOutBody)
     assert (left.uid, left.count, left.up_to) == ("r", 1, 3)
+    assert side.status()["faults"] == {"objects that expired before they came to the network": 1}
+
+
+def test_what_has_not_come_of_a_registration_is_lost_when_that_is_over(
+    side: Infosphere, wire: Wire, taken: Taken, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given two registrations of another node, and of five objects of each two come of the one, and none of the other
+    other = Infosphere(lambda: wire, NodeSection(), "other")
+    for message in as_said(other, wire, ALPHA, "r", "s"):
+        side.deliver(message)
+    for number in range(1, 6):
+        other.publish("r", obj("r", number), "far", 0.0)
+        other.publish("s", obj("s", number), "far", 0.0)
+    for number in (1, 2):
+        side.deliver(publication("r", number, number))
+    # When they end, and as much time passes as their objects live
+    for message in as_said(other, wire, ALPHA, "r", "s", ends=True):
+        side.deliver(message)
+    later = time.monotonic() + 120.0
+    monkeypatch.setattr("jbi_pubsub.node.infosphere.time.monotonic", lambda: later)
+    side.published()
+    side.published()
+    # Expect the others of the one to be told as lost, once, and nothing of what may have been before we came
+    assert taken.came == [("r", 1), ("r", 2), ("sequence_gap", 3)]

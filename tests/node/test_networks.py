@@ -6,6 +6,7 @@ import shutil
 import threading
 import urllib.request
 from collections.abc import Callable
+from os import urandom
 from pathlib import Path
 from typing import Any
 
@@ -489,3 +490,30 @@ def test_an_object_that_is_too_large_for_a_network_is_told_as_lost_there(
         # Expect the others to come, and that one to be told
         assert _numbers(subscriber, subscription, 2) == [1, 3]
         eventually(lambda: subscriber.losses(subscription) == {"sequence_gap": 1})
+
+
+@pytest.mark.parametrize("seconds", [30.0, 0.5])
+def test_node_that_stops_lets_go_out_what_waits_for_a_slow_network(
+    nodes: NodesOnNetworks, figures: Any, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    # Given two nodes on a network of 100,000 bytes a second, of which a tenth may wait in it
+    monkeypatch.setattr("jbi_pubsub.network.side.QUEUE_SECONDS", 0.1)
+    nodes.rate = 100_000.0
+    alpha, bravo = (nodes.start(name) for name in ("alpha", "bravo"))
+    publisher = Publisher(alpha, figures)
+    with SubscriberAdapter(of(bravo)) as subscriber:
+        subscription = subscriber.register_subscriber(type_name=TYPE)
+        subscriber.wait_matched(subscription, timeout=30.0)
+        # When more is published than goes in a second, and the node stops that has it
+        for number in range(1, 151):
+            publisher.adapter.publish(publisher.registration, figures.figure_1, b"%d %s" % (number, urandom(1_000)))
+        publisher.adapter.flush()
+        left = nodes.stop(alpha, seconds)
+        came = [int(bytes(each.payload).split()[0]) for each in subscriber.drain(subscription)]
+        while len(came) < 150 - left and (obj := subscriber.receive(subscription, timeout=10.0)):
+            came.append(int(bytes(obj.payload).split()[0]))
+        # Expect all to come, or as much as went in that time, and the rest to be told
+        assert came == list(range(1, len(came) + 1))
+        assert (left == 0) == (seconds > 1.0)
+        assert len(came) + left >= 150
+    publisher.adapter.close()
