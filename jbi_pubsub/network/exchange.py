@@ -124,11 +124,12 @@ class Exchange:
             for side in self.sides:
                 side.queues.add(out, level)
 
-    def room(self, now: float, *, takes_turn: bool = True) -> float:
-        """Seconds until there may be room for another message; 0: there is. `takes_turn`: it is to go soon on the
-        network where the least waits; where more waits it may expire, as what comes from other networks."""
+    def room(self, now: float, level: int | None = 0) -> float:
+        """Seconds until there may be room for another message; 0: there is. `level`: its importance, by which it is to
+        go soon on the network where the least waits before it; where more waits it may expire, as what comes from other
+        networks. None: it need not go soon."""
         wait = self._settings.announce_seconds / 4 if self._window.room(now) < 0 else 0.0
-        turn = min(each.turn_in(now) for each in self.sides) if takes_turn else 0.0
+        turn = 0.0 if level is None else min(each.turn_in(level, now) for each in self.sides)
         return max([wait, turn, *(each.room_in(self._settings.queue_bytes) for each in self.sides)])
 
     def settled(self, origin: bytes, epoch: int) -> int:

@@ -97,8 +97,17 @@ class SendingQueues:
         self._turn = 0
         self.repairs = 0
         """Repairs that wait."""
-        self.waiting = 0
+        self._sizes = [0] * (LEVELS + 1)
+        """Bytes that are new, in the same order."""
+
+    @property
+    def waiting(self) -> int:
         """Bytes that are new."""
+        return sum(self._sizes)
+
+    def before(self, level: int) -> int:
+        """Bytes that are new and go before anything of that importance that is said now."""
+        return sum(self._sizes[_place(level) : LEVELS])
 
     def repair(self, log_id: LogId, serial: int, level: int) -> None:
         """Send a block again; where there is no room it is asked for again."""
@@ -112,8 +121,9 @@ class SendingQueues:
     def add(self, blocks: Iterable[OutgoingBlock], level: int) -> None:
         """Send something new."""
         for each in blocks:
-            self._new[LEVELS if each.log_id is not None and each.log_id.stream else _place(level)].append(each)
-            self.waiting += len(each.datagram.data)
+            place = LEVELS if each.log_id is not None and each.log_id.stream else _place(level)
+            self._new[place].append(each)
+            self._sizes[place] += len(each.datagram.data)
 
     def __bool__(self) -> bool:
         return bool(self._control or self.repairs or any(self._new))
@@ -132,12 +142,13 @@ class SendingQueues:
                 self.repairs -= 1
                 return self._repairs[place].popleft()
             is_usual = place == _place(0)
-            waiting = [each for each in (self._new[place], *self._new[LEVELS:] * is_usual) if each]
+            waiting = [each for each in (place, *[LEVELS] * is_usual) if self._new[each]]
             if is_relaying and is_usual and self._turn % (len(waiting) + 1) == len(waiting):
                 return "relayed"
             if waiting:
-                found = waiting[self._turn % len(waiting)].popleft()
-                self.waiting -= len(found.datagram.data)
+                at = waiting[self._turn % len(waiting)]
+                found = self._new[at].popleft()
+                self._sizes[at] -= len(found.datagram.data)
                 return found
         return None
 

@@ -112,14 +112,14 @@ class Network:
 
     def say(self, message: NodeMessage, timeout: float = 0.0) -> None:
         """Say a message on all links. Raises BackPressureError when there is no room for so many seconds, or when we
-        leave; OversizeError for one that nobody would put together. What is published for all waits until what was
-        published before it will go soon."""
+        leave; OversizeError for one that nobody would put together. What is published for all waits until what goes
+        before it will go soon."""
         end = time.monotonic() + timeout
-        takes_turn = message.kind == DatagramKind.PUBLICATION and not message.to
+        level = message.level if message.kind == DatagramKind.PUBLICATION and not message.to else None
         while not self._stopping.is_set():
             with self._lock:
                 now = time.monotonic()
-                wait = self._exchange.room(now, takes_turn=takes_turn)
+                wait = self._exchange.room(now, level)
                 if not wait:
                     is_seen_to = all(map(self._exchange.has_outgoing, range(len(self._links))))
                     self._exchange.say(message, now)

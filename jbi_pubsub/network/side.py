@@ -105,13 +105,13 @@ class NetworkSide:
         over = self.queues.waiting - most
         return 0.0 if over <= 0 else min(max(over / self.rate, 0.001), SILENT_ROOM)
 
-    def turn_in(self, now: float) -> float:
-        """Seconds until something new would go within QUEUE_SECONDS."""
+    def turn_in(self, level: int, now: float) -> float:
+        """Seconds until something new of that importance would go within QUEUE_SECONDS."""
         since, seen = self._busy
         is_known = seen - since >= QUEUE_SECONDS and now - seen < LINK_SECONDS
         least = LINK_LEAST if is_known else QUEUE_LEAST
         most = int(QUEUE_SECONDS * self.terms.rate) or max(self._left.size(now), least)
-        over = self.queues.waiting - most
+        over = self.queues.before(level) - most
         return 0.0 if over <= 0 else min(max(over * QUEUE_SECONDS / most, 0.001), SILENT_ROOM)
 
     def link_room(self, waiting: int, unsent: int, now: float) -> int:

@@ -181,7 +181,8 @@ class TypesEntry(Entry):
 @dataclass(frozen=True, kw_only=True)
 class SendingEntry(Entry):
     """On the item of a registration whose publisher says how its objects are to go to other nodes and platforms: the
-    fields of its Sending that are not the default, and the importance that it wishes."""
+    fields of its Sending that are not the default, and the importance that it has when it is made, or wishes where
+    there is no quality of service."""
 
     entry_name = "jbi.Sending"
     mode: str | None = None

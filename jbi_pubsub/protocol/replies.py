@@ -15,6 +15,8 @@ from jbi_pubsub.lookup.entry import EntryRep
 PREFETCH_LEAST: Final = 64
 """Objects that a subscriber may have beyond what its application has taken, under quality of service, however slow that
 is: so many do not wait where others may pass them."""
+PREFETCH_MANY: Final = 16
+"""The same of one that stands for many: it hands on what it gets, often to a slow network."""
 
 
 class Grant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -10,6 +10,7 @@ import msgspec
 from jbi_pubsub.core import combined
 from jbi_pubsub.core.errors import OversizeError, SchemaError
 from jbi_pubsub.core.info_object import SchemaBundle
+from jbi_pubsub.core.quality import DEFAULT_IMPORTANCE, Contract
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.item import BOUNDS, ServiceItem
 from jbi_pubsub.pad.matching.registration import Entries
@@ -80,8 +81,11 @@ class RegistrationListing:
                 hint=f"{exc.hint}. Mark as variant what repeats or is long (docs/codegen.md)",
             ) from exc
 
-    def item(self, uid: str, request: PublisherRequest, entries: Entries) -> ServiceItem:
-        """Item that lookup services are told of a registration."""
+    def item(
+        self, uid: str, request: PublisherRequest, entries: Entries, contract: Contract | None = None
+    ) -> ServiceItem:
+        """Item that lookup services are told of a registration. `contract`: the one that gives it its importance; None:
+        it has what it wishes."""
         key = SigningKeyEntry.reps(request.signing)
         local = (LocalEntry().rep(),) if request.local else ()
         lasting = (ExpirationEntry(seconds=repr(request.expiration)).rep(),) if request.expiration else ()
@@ -90,7 +94,9 @@ class RegistrationListing:
         told = () if origin is None else (RelayedEntry(via=" ".join(origin.via), bridge=origin.bridge).rep(),)
         numbered = () if origin is None or origin.first is None else (NumberedEntry().rep(),)
         sparse = () if origin is None or not origin.is_sparse else (SparseEntry().rep(),)
-        sending = sending_entries(SendingTerms(request.sending, request.qos.importance))
+        importance = request.qos.importance if contract is None else contract.settings.importance
+        told_importance = None if importance == DEFAULT_IMPORTANCE else importance
+        sending = sending_entries(SendingTerms(request.sending, told_importance))
         told = (*told, *numbered, *sparse, *local, *lasting, *kept, *sending)
         return ServiceItem(uid, self._item_types, self._ref, (*entries, *key, *told))
 

@@ -119,7 +119,8 @@ class Registrations:
                 self.archive.check_rule(gate)
             if request.validate:
                 self._contracts.check_type(gate)
-        self._listing.announcer.join(self._listing.item(uid, request, entries), request.secret)
+        item = self._listing.item(uid, request, entries, registration.contract)
+        self._listing.announcer.join(item, request.secret)
         with self._tables.lock:
             ended = registration.uid not in self._tables.registrations
         if ended:  # its publisher's lease ran out meanwhile: taking it back came before there was something to take

@@ -25,7 +25,7 @@ from jbi_pubsub.pad.egress.late_join import LateJoiners, narrowing
 from jbi_pubsub.pad.egress.session import SubscriberSession
 from jbi_pubsub.pad.model.subscription import Subscription, compile_subscription
 from jbi_pubsub.protocol.ownership import check_owner
-from jbi_pubsub.protocol.replies import PREFETCH_LEAST, Grant
+from jbi_pubsub.protocol.replies import Grant
 from jbi_pubsub.protocol.requests import NOT_BEFORE, SubscriptionRequest, check_request
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class SubscriptionRegistry:
         at: tuple[tuple[str, ...], bool, bool] = (), False, False
         if self._catch_ups is not None and subscription.is_replayed:
             at = self._catch_ups.archive_of(subscription)
-        prefetch = PREFETCH_LEAST if self._contracts.quality is not None else 0
+        prefetch = subscription.prefetch if self._contracts.quality is not None else 0
         is_narrowed = subscription.rights is not None
         return Grant(subscription.number, lease, given, prefetch, subscription.is_replayed, *at, narrowed=is_narrowed)
 

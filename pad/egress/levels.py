@@ -30,7 +30,6 @@ from jbi_pubsub.pad.egress.session import SubscriberSession
 from jbi_pubsub.pad.model.quality import CatchingUp, PriorityQueue, Quality
 from jbi_pubsub.pad.model.subscription import Subscription
 from jbi_pubsub.protocol.deliveries import SHARED_MOST
-from jbi_pubsub.protocol.replies import PREFETCH_LEAST
 
 TOP: Final = 1 << (LEVELS - 1)
 URGED_MOST: Final = 16
@@ -68,7 +67,7 @@ class LevelledQueue(SubscriptionQueue):
         """At which the large object goes that is being cut."""
         self.urged = False
         """Its losses are told at the highest level."""
-        self.prefetch = min(self.bound, PREFETCH_LEAST)
+        self.prefetch = min(self.bound, subscription.prefetch)
         self._since, self._from = 0.0, 0
 
     @property
@@ -146,7 +145,7 @@ class LevelledQueue(SubscriptionQueue):
             return
         taken = (self.consumed - self._from) / (now - self._since)
         self._since, self._from = now, self.consumed
-        self.prefetch = min(self.bound, max(PREFETCH_LEAST, int(2 * taken * (PREFETCH_SECONDS + trip))))
+        self.prefetch = min(self.bound, max(self.subscription.prefetch, int(2 * taken * (PREFETCH_SECONDS + trip))))
 
 
 class LevelledQueues(SessionQueues):

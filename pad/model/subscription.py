@@ -18,6 +18,7 @@ from jbi_pubsub.core.xpath import CHARGED, Charge, PayloadFilter, Predicate
 from jbi_pubsub.core.xpath.language.analysis import MAX_CONJUNCTS
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.protocol.conditions import MANY_ATTRIBUTE, compile_conditions
+from jbi_pubsub.protocol.replies import PREFETCH_LEAST, PREFETCH_MANY
 from jbi_pubsub.protocol.requests import SubscriptionRequest
 from jbi_pubsub.protocol.status.delegate import SubscriptionStatus
 from jbi_pubsub.protocol.status.quality import ContractStatus
@@ -124,6 +125,11 @@ class Subscription:
         self.predicate, self.combined, self.payload_filter = other.predicate, other.combined, other.payload_filter
         self.narrowed_by, self.contract = other.narrowed_by, other.contract
         self.revision += 1
+
+    @property
+    def prefetch(self) -> int:
+        """Number of objects that its subscriber may have, at least, under quality of service."""
+        return PREFETCH_MANY if MANY_ATTRIBUTE in dict(self.request.attributes) else PREFETCH_LEAST
 
     @property
     def charges(self) -> tuple[Charge, ...]:

@@ -32,7 +32,7 @@ FAR = ("far",)
 
 
 @pytest.fixture
-def relay(place: Callable[..., Place], figures: Any, bundle: SchemaBundle) -> Any:
+def relay(place: Callable[..., Place], figures: Any, bundle: SchemaBundle, eventually: Callable[..., Any]) -> Any:
     """A platform with a bridge to another, at its delegate."""
     entries = TypeRepository().open_schema(bundle).entries(parse_metadata(figures.figure_1))
 
@@ -59,6 +59,11 @@ def relay(place: Callable[..., Place], figures: Any, bundle: SchemaBundle) -> An
         ) -> None:
             request = PublisherRequest(bundle, entries)
             bridge.register_relayed(self.at[bridge], uid, TYPE, request, via, first=first, is_sparse=is_sparse)
+
+        def unregister(self, bridge: RelayPublisher) -> None:
+            """Also at the delegate, which is told by a thread of the bridge's."""
+            assert bridge.unregister_relayed(UID, waits=True)
+            eventually(lambda: UID not in self.here.pad.delegate.tables.registrations)
 
         def registered(self) -> tuple[Any, str, Any]:
             """The delegate, a connection, and a registration that was made by it without a bridge of ours."""
@@ -149,7 +154,7 @@ def test_of_what_is_brought_as_it_is_wanted_losses_are_told_and_numbers_say_noth
     assert adapter.losses(uid) == {"filtered": 1, "sequence_gap": 4}
     # When another one comes in that has all that follows, expect nothing told, and nothing twice
     other = relay.bridge("b2")
-    bridge.unregister_relayed(UID, waits=True)
+    relay.unregister(bridge)
     relay.register(other, first=21, is_sparse=True)
     for number in (20, 40):
         other.relay(UID, relay.object(number), "far", 5.0)
@@ -167,7 +172,7 @@ def test_who_comes_in_for_another_one_and_may_lack_something_has_that_told(
     relay.register(bridge, first=1, is_sparse=True)
     bridge.relay(UID, relay.object(9), "far", 5.0)
     assert len(taken(adapter, uid, 1)) == 1
-    bridge.unregister_relayed(UID, waits=True)
+    relay.unregister(bridge)
     # When another one has what is behind number 14; Expect a loss of unknown number before its first object, once
     relay.register(other, first=15, is_sparse=True)
     for number in (17, 30):
@@ -208,7 +213,7 @@ def test_whoever_has_what_follows_goes_first(relay: Any, eventually: Any) -> Non
     relay.register(one, first=0)
     for number in (1, 2):
         one.relay(UID, relay.object(number), "far", 5.0)
-    assert one.unregister_relayed(UID, waits=True)
+    relay.unregister(one)
     # When bridges come that have what was published later, or nothing yet
     # Expect them refused
     for first in (5, 0):
@@ -232,7 +237,7 @@ def test_what_nobody_has_any_more_is_a_loss_with_its_number(relay: Any, eventual
     relay.register(one, first=0)
     for number in (476, 477):
         one.relay(UID, relay.object(number), "far", 5.0)
-    assert one.unregister_relayed(UID, waits=True)
+    relay.unregister(one)
 
     # When a bridge alone has what comes from number 634 on
     def is_taken() -> bool:
@@ -346,7 +351,7 @@ def test_of_two_bridges_one_relays_and_the_other_comes_in_when_it_leaves(relay: 
         relay.register(two)
     # When the first one leaves
     one.relay(UID, relay.object(1), "far", 5.0)
-    assert one.unregister_relayed(UID, waits=True)
+    relay.unregister(one)
     # Expect the second one taken, and each object once
     relay.register(two)
     for number in (1, 2):

@@ -14,9 +14,9 @@ import msgspec
 import pytest
 from certificates import Authority
 
-from jbi_pubsub import InfoObject, PublisherAdapterLight, SubscriberAdapter
+from jbi_pubsub import InfoObject, PublisherAdapterLight, SubscriberAdapter, Wish
 from jbi_pubsub.core import ticker
-from jbi_pubsub.core.config import Config, MetricsSection
+from jbi_pubsub.core.config import Config, MetricsSection, QosSection
 from jbi_pubsub.core.errors import ConfigurationError, StorageError
 from jbi_pubsub.core.info_object import TypeName
 from jbi_pubsub.core.node_sections import NetworkSection
@@ -517,3 +517,37 @@ def test_node_that_stops_lets_go_out_what_waits_for_a_slow_network(
         assert (left == 0) == (seconds > 1.0)
         assert len(came) + left >= 150
     publisher.adapter.close()
+
+
+def test_what_is_important_passes_what_waits_for_a_slow_network(
+    nodes: NodesOnNetworks, figures: Any, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
+) -> None:
+    # Given two nodes with quality of service on a network of 100,000 bytes a second, of which a tenth may wait in it
+    monkeypatch.setattr("jbi_pubsub.network.side.QUEUE_SECONDS", 0.1)
+    nodes.rate = 100_000.0
+    config = msgspec.structs.replace(nodes.config, qos=QosSection(mode="on"))
+    alpha, bravo = (nodes.start(name, config=config) for name in ("alpha", "bravo"))
+    bulk, alarm = Publisher(alpha, figures, qos=Wish(importance=1)), Publisher(alpha, figures)
+    came: list[str] = []
+
+    class Listener:
+        def arrived(self, subscription: Any, obj: InfoObject) -> None:  # noqa: ARG002  # the protocol's
+            came.append(obj.platform.registration)
+
+        def lost(self, subscription: Any, notice: Any) -> None:
+            pytest.fail(f"{subscription}: {notice}")
+
+    with SubscriberAdapter(of(bravo)) as subscriber:
+        subscription = subscriber.register_subscriber(type_name=TYPE, listener=Listener())
+        subscriber.wait_matched(subscription, timeout=30.0)
+        # When an object of usual importance is published behind many of the least
+        for _ in range(150):
+            bulk.adapter.publish(bulk.registration, figures.figure_1, urandom(1_000))
+        bulk.adapter.flush()
+        alarm.publish(1, 1)
+        # Expect it to come before most of them
+        eventually(lambda: alarm.registration in came)
+        assert len(came) < 45
+        eventually(lambda: len(came) == 151)
+    for publisher in (bulk, alarm):
+        publisher.adapter.close()

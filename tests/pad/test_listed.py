@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from jbi_pubsub.core.config import QosSection
+from jbi_pubsub import Wish
+from jbi_pubsub.core.config import PolicySection, QosSection
 from jbi_pubsub.core.errors import ErrorReport, JbiError, MetadataError, OversizeError, report
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.lookup.item import BOUNDS, ServiceTemplate
 from jbi_pubsub.lookup.quotas import RegistrarLimits
 from jbi_pubsub.protocol.entries import PUBLISHER_TYPE
+from jbi_pubsub.protocol.sending import sending_terms
 
 TRACK = """<xs:schema xmlns:xs="http://www.w3.org/2001/XMLSchema" xmlns:jbi="urn:jbi:codegen:1">
 <xs:element name="Track"><xs:complexType><xs:sequence><xs:element name="unit" type="xs:string"/>
@@ -181,3 +184,22 @@ def test_an_administrator_can_add_no_more_entries_than_lookup_services_take(fede
             pad.server_id, [EntryRep(note, (str(number),)) for number in range(BOUNDS.entries + 1)]
         )
     assert community.lookup_attributes(pad.server_id) == before
+
+
+@pytest.mark.parametrize(("mode", "listed"), [("off", 5), ("on", 2)])
+def test_importance_that_is_listed_is_the_one_that_policies_grant(
+    mode: str, listed: int, federation: Any, tmp_path: Path, eventually: Callable[..., Any]
+) -> None:
+    # Given a delegate with a policy for the importance of tracks, in force or not
+    file = tmp_path / "policy.toml"
+    file.write_text('[[policy]]\nname = "tracks"\ntype = "Track"\nimportance = 2\n')
+    config = federation.config
+    federation.config = msgspec.structs.replace(config, qos=QosSection(mode=mode), policy=PolicySection(file=str(file)))
+    pad = federation.pad()
+    # When somebody publishes tracks, and wishes more
+    adapter = federation.light()
+    at = adapter.connect_to_delegate("alpha", "rome")
+    registration = adapter.register_publisher(at, TRACK, track(1), qos=Wish(importance=5))
+    # Expect who hands them on to other nodes to find what they have
+    found = eventually(lambda: pad.community.lookup(ServiceTemplate(types=(PUBLISHER_TYPE,)), timeout=5.0))
+    assert [(each.service_id, sending_terms(each.entries).importance) for each in found] == [(registration, listed)]
