@@ -157,9 +157,11 @@ class SideSubscriber(SubscriberAdapter):
                 local.terms.since = None
 
     def waiting(self, uid: SubscriptionUid) -> int:
-        """Number of objects that the listener has not taken yet. Raises UnknownUidError."""
-        queue = self._find(uid).queue
-        return len(queue.waiting) + queue.is_served
+        """Number of objects that the listener has not taken yet; 0 of a subscription that is gone."""
+        with suppress(UnknownUidError):
+            queue = self._find(uid).queue
+            return len(queue.waiting) + queue.is_served
+        return 0
 
     def ask(self, request: QueryRequest, bridge: str) -> RemoteAnswers:
         """Answers of the archives of this platform, its query providers, and other platforms behind other bridges than

@@ -72,10 +72,34 @@ LINGER_MOST: Final = 3_600.0
 wait behind them."""
 STOP_SECONDS: Final = 10.0
 """For a look that is under way, when the bridge stops."""
-WAITED_SECONDS: Final = 0.05
-"""An object that is taken after so long has waited for room."""
+BUSY_SECONDS: Final = 1.0
+"""Time over which it is judged whether the target takes less than it could be given."""
 ROOM_SECONDS: Final = 0.5
 """For room at the other side, until it is looked whether the bridge stops."""
+
+
+class TargetLoad:
+    """Time that giving objects to the target takes. Where that is most of it, more wait at the source. Any thread;
+    times are a clock's seconds."""
+
+    def __init__(self, now: float) -> None:
+        self._lock = threading.Lock()
+        self._seconds, self._judged = 0.0, now
+        self.seen = -inf
+        """When it was most of the time, last."""
+
+    def note(self, seconds: float) -> None:
+        """An object has taken so long to go."""
+        with self._lock:
+            self._seconds += seconds
+
+    def judge(self, now: float) -> None:
+        """See whether it is, if that is due."""
+        with self._lock:
+            if now - self._judged >= BUSY_SECONDS:
+                if self._seconds > (now - self._judged) / 2:
+                    self.seen = now
+                self._seconds, self._judged = 0.0, now
 
 
 class Direction:
@@ -93,15 +117,12 @@ class Direction:
     ) -> None:
         """`bridge`: the id that others see."""
         self.source, self.target, self.transformation = source, target, transformation
-        self._bridge = bridge
-        self._terms = terms
-        self._clock = clock
+        self._bridge, self._terms, self._clock = bridge, terms, clock
         self._lock = threading.Lock()
         """Lock of what is counted."""
         self.counts = Counter(relayed=0, filtered=0, echoes=0, lost=0)
         self._relays = RelayTable()
-        self._waited_at = -inf
-        """When an object waited for room at the target last (clock)."""
+        self._load = TargetLoad(clock())
         self._local: frozenset[str] = frozenset()
         """Registrations of the source that are not for others."""
         self._troubles = DirectionTroubles(f"{source.name} to {target.name}")
@@ -124,8 +145,13 @@ class Direction:
         """Look no more; the source does not listen any more."""
         self._job.stop(STOP_SECONDS)
         self._intake.stop()
+        ends = self._clock() + STOP_SECONDS
         for uid, relay in self._relays.items():
-            self._tell_rest(uid, relay)
+            self._tell_rest(uid, relay, min(ROOM_SECONDS, max(0.0, ends - self._clock())))
+
+    def owed(self) -> int:
+        """Number of objects that are parked, and that nobody else brings."""
+        return sum(len(each.parked) for _, each in self._relays.items() if each.is_owed)
 
     def status(self) -> dict[str, Any]:
         """Plain data."""
@@ -166,6 +192,7 @@ class Direction:
             relay.last, relay.seen = obj.platform.sequence, self._clock()
             if relay.stands:
                 self._send(relay, relay.seen, obj)
+                self._load.note(self._clock() - relay.seen)
             else:
                 self._park(relay, obj)
                 self._job.wake()
@@ -206,7 +233,6 @@ class Direction:
             self._count("filtered")
             return
         while not self._job.is_over:
-            begun = self._clock()
             try:
                 relay.tell(self.target, uid, ROOM_SECONDS, obj.platform.sequence)
                 self.target.publish(uid, changed, self.source.name, ROOM_SECONDS, self._clock() - since)
@@ -220,9 +246,6 @@ class Direction:
             except JbiError as exc:
                 self._troubles.tell(f"object {obj.platform.registration}", exc)
                 break
-            finally:
-                if (now := self._clock()) - begun >= WAITED_SECONDS:
-                    self._waited_at = now
             relay.untold.up_to = obj.platform.sequence
             self._count("relayed")
             return
@@ -249,6 +272,7 @@ class Direction:
                 return
             self._keep(uid, each, there.get(uid))
         now = self._clock()
+        self._load.judge(now)
         for uid, relay in self._relays.items():
             self._tend(uid, relay, now, is_there=uid in published)
 
@@ -332,7 +356,7 @@ class Direction:
                 self._count("lost", self._relays.give_up(relay))
             has_more = bool(relay.parked)
         self._tell_rest(uid, relay)
-        lingers = now - self._waited_at < LINGER_SECONDS and now - relay.seen < LINGER_MOST
+        lingers = now - self._load.seen < LINGER_SECONDS and now - relay.seen < LINGER_MOST
         if is_there or has_more or lingers or now - relay.seen < LINGER_SECONDS:
             return
         if relay.stands and not self._drop(uid, relay, waits=True):
@@ -340,12 +364,12 @@ class Direction:
         self._relays.remove(uid)
         self._troubles.tell(uid, None)
 
-    def _tell_rest(self, uid: str, relay: Relayed) -> None:
+    def _tell_rest(self, uid: str, relay: Relayed, timeout: float = ROOM_SECONDS) -> None:
         """Tell of what was left out, where nothing has followed yet."""
         with relay.lock:
             try:
                 if relay.stands:
-                    relay.tell(self.target, uid, ROOM_SECONDS)
+                    relay.tell(self.target, uid, timeout)
             except JbiError as exc:
                 log.debug("%s: the omitted objects of %s are told later: %s", self._job.name, uid, exc)
 

@@ -239,6 +239,14 @@ class JbiPlatform:
         """Number of objects that have come from there and are not handed over."""
         return self._subscriptions.waiting()
 
+    def flush(self, timeout: float) -> None:
+        """Wait until what was published there is there. Raises BackPressureError after so many seconds."""
+        self._publisher.flush(timeout)
+
+    def stop_publishing(self, timeout: float) -> None:
+        """Nothing is published there any more; what was has so many seconds."""
+        self._publisher.close(timeout)
+
     def stop_listening(self) -> None:
         """Nothing is told any more."""
         if self._is_listening:

@@ -94,6 +94,8 @@ class SendingQueues:
         self._repairs: list[deque[BlockRepair]] = [deque() for _ in range(LEVELS)]
         self._new: list[deque[OutgoingBlock]] = [deque() for _ in range(LEVELS + 1)]
         """By importance; at the end what is directed to one node, which takes turns with what is usual."""
+        self.objects = 0
+        """Number of objects of which all blocks have been next."""
         self._turn = 0
         self.repairs = 0
         """Repairs that wait."""
@@ -149,6 +151,7 @@ class SendingQueues:
                 at = waiting[self._turn % len(waiting)]
                 found = self._new[at].popleft()
                 self._sizes[at] -= len(found.datagram.data)
+                self.objects += found.objects
                 return found
         return None
 

@@ -7,7 +7,8 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from operator import add
 from typing import Any, Final, NamedTuple
 
 from jbi_pubsub.core.errors import BackPressureError, ProtocolError
@@ -71,6 +72,14 @@ class _LinkCounts:
         return asdict(self) | {"repairs": share, "repaired": self.repairs}
 
 
+@dataclass(slots=True)
+class _HeldDatagrams:
+    """Datagrams that a busy link has not taken, and how many objects end with each of them."""
+
+    datagrams: list[bytes] = field(default_factory=list)
+    objects: list[int] = field(default_factory=list)
+
+
 class Network:
     """A node on its links. Any thread."""
 
@@ -101,8 +110,9 @@ class Network:
         self._faults = FaultCounts()
         self.unsent = 0
         """Number of objects that had not gone out when the networks were left."""
-        self._held: list[list[bytes]] = [[] for _ in links]
-        """Datagrams that a busy link has not taken."""
+        self._held = [_HeldDatagrams() for _ in links]
+        self._gone: threading.Event | None = None
+        """That all has gone out; None: nobody waits for that."""
         self._thread = threading.Thread(target=self._run, name="network", daemon=True)
 
     def start(self) -> None:
@@ -173,10 +183,14 @@ class Network:
         """Leave, when what was said has gone out, or after so many seconds. Safe to call twice."""
         if self._stopping.is_set():
             return
-        self._drain(time.monotonic() + drain)
+        if self._thread.is_alive():
+            self._gone = gone = threading.Event()
+            self._waiter.wake()
+            gone.wait(drain)
         with self._lock:
             self._exchange.say(None, time.monotonic())
-            self.unsent = max(sum(each.objects for each in side.queues) for side in self._exchange.sides)
+            queued = [sum(each.objects for each in side.queues) for side in self._exchange.sides]
+            self.unsent = max(map(add, queued, (sum(each.objects) for each in self._held)))
         self._stopping.set()
         self._waiter.wake()
         self._deliveries.stop()
@@ -188,19 +202,23 @@ class Network:
         with self._lock:
             self._exchange.held.close()
 
-    def _drain(self, until: float) -> None:
-        """Wait until nothing waits to go out any more."""
-        while self._thread.is_alive() and (now := time.monotonic()) < until:
-            with self._lock:
-                if not any(self._held) and not any(map(self._exchange.has_outgoing, range(len(self._links)))):
-                    return
-            self._stopping.wait(min(DRAIN_LOOK, until - now))
+    def _is_empty(self) -> bool:
+        """Whether nothing waits to go out any more, here and in the links."""
+        with self._lock:
+            waits = any(each.datagrams for each in self._held) or any(
+                map(self._exchange.has_outgoing, range(len(self._links)))
+            )
+        return not waits and not any(each.waiting() for each in self._links)
 
     def _run(self) -> None:
         pause = 0.0
         while not self._stopping.is_set():
             with guarded("network"):
                 pause = self._step(pause)
+                if self._gone is not None:
+                    pause = min(pause, DRAIN_LOOK)
+                    if self._is_empty():
+                        self._gone.set()
 
     def _step(self, pause: float) -> float:
         """Wait so many seconds at most, and do what is to be done; seconds to wait then."""
@@ -261,13 +279,14 @@ class Network:
 
     def _send(self, at: int) -> float:
         """Send what may go; seconds until more may."""
-        link, bucket, held, counts = self._links[at], self._buckets[at], self._held[at], self._counts[at]
+        link, bucket, counts, side = self._links[at], self._buckets[at], self._counts[at], self._exchange.sides[at]
+        held, objects = self._held[at].datagrams, self._held[at].objects
         together = GATHER_SECONDS * bucket.rate
         for _ in range(STEP_MOST):
             now = time.monotonic()
             with self._lock:
                 has_more = bool(held) or self._exchange.has_outgoing(at)
-            if (gathers := self._exchange.sides[at].burst.wait(now, is_waiting=has_more)) > 0:
+            if (gathers := side.burst.wait(now, is_waiting=has_more)) > 0:
                 return gathers
             if not held and (lack := together - bucket.fill(now)) > 0:
                 return lack / bucket.rate if has_more else LONGEST_WAIT
@@ -275,12 +294,13 @@ class Network:
             given, waiting = sum(map(len, held)), link.waiting() if has_more else 0
             room = PACED_SECONDS * bucket.rate - waiting
             if has_more:
-                room = min(room, self._exchange.sides[at].link_room(waiting, waiting + given, now))
+                room = min(room, side.link_room(waiting, waiting + given, now))
             if waiting and room <= 0:
                 return min(LONGEST_WAIT / 10, max(BUSY_SECONDS, waiting / bucket.rate / 4))
             room -= given
             with self._lock:
                 while (not held or (room > 0 and len(held) < BATCH)) and not bucket.ready_in(now):
+                    before = side.queues.objects
                     data = self._seals[at].outgoing()
                     if data is None:
                         data = self._exchange.outgoing(at, now)
@@ -289,6 +309,7 @@ class Network:
                         data = self._seals[at].seal(data)
                     bucket.take(len(data) + HEADERS, now)
                     held.append(data)
+                    objects.append(side.queues.objects - before)
                     counts.sent += 1
                     counts.sent_bytes += len(data)
                     counts.repairs += is_repair(data)
@@ -296,7 +317,7 @@ class Network:
                 if not held:
                     return bucket.ready_in(now) if self._exchange.has_outgoing(at) else LONGEST_WAIT
             taken = link.send(held)
-            del held[:taken]
+            del held[:taken], objects[:taken]
             if held:
                 return BUSY_SECONDS if taken or waiting else AWAY_SECONDS
         return 0.0

@@ -23,7 +23,7 @@ from jbi_pubsub.pad.server.server import DisseminationServer
 from jbi_pubsub.protocol.status.networks import NetworksStatus, TypeConflict
 
 from .identity import Identity
-from .networks import NodeNetworks
+from .networks import LAST_SECONDS, NodeNetworks
 from .tunnel import TunnelDoor, TunnelService
 
 
@@ -55,7 +55,7 @@ class NodeAreas:
         left: list[int] = []
 
         def end(area: NodeNetworks) -> None:
-            left.append(area.stop(max(0.0, deadline - time.monotonic())))
+            left.append(area.stop(max(min(drain, LAST_SECONDS), deadline - time.monotonic())))
 
         with ExitStack() as ending:  # whatever fails
             for each in self._areas:

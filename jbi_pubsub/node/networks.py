@@ -6,6 +6,7 @@ that there is: the infosphere is one side of it (see infosphere), the node's own
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -18,7 +19,7 @@ from jbi_pubsub.bridge.mirror import Direction, Mirror
 from jbi_pubsub.bridge.platform import JbiPlatform
 from jbi_pubsub.bridge.transformation import Transformation
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import ConfigurationError, ProtocolError
+from jbi_pubsub.core.errors import BackPressureError, ConfigurationError, ProtocolError
 from jbi_pubsub.core.info_object import InfoObject
 from jbi_pubsub.core.node_sections import CERTIFICATES
 from jbi_pubsub.core.sealing import DatagramSealing
@@ -45,6 +46,8 @@ from .persistence import KINDS, STORES, NodePersistence
 from .reaching import DELEGATE, named
 from .tunnel import TunnelDoor, Tunnels, TunnelService
 from .type_conflicts import TypeConflicts
+
+log = logging.getLogger("jbi_pubsub.node")
 
 DRAIN_LOOK: Final = 0.02
 """Seconds between two looks whether all that was published has come to the networks."""
@@ -183,26 +186,39 @@ class NodeNetworks:
         )  # fmt: skip
 
     def stop_listening(self) -> None:
-        """Take nothing more from other nodes."""
+        """Take nothing more from other nodes; what has come is the delegate's then."""
         self.infosphere.stop_listening()
+        try:
+            self._own.flush(LAST_SECONDS)
+        except BackPressureError as exc:
+            log.warning("the delegate does not take what has come from other nodes: %s", exc)
 
     def stop(self, drain: float) -> int:
         """Leave: what was said goes on by those who have it. What was published here goes out first; how many objects
         have not within so many seconds."""
-        deadline = time.monotonic() + drain
-        while (left := self._waiting()) and time.monotonic() < deadline:
-            time.sleep(DRAIN_LOOK)
+        deadline, left = time.monotonic() + drain, 0
+
+        def leave() -> None:
+            self._network.stop(max(deadline - time.monotonic(), min(drain, LAST_SECONDS)))
+
         with ExitStack() as ending:  # from the last to the first, whatever fails
-            ending.callback(self._network.stop, max(deadline - time.monotonic(), min(drain, LAST_SECONDS)))
+            ending.callback(leave)
             ending.callback(self._persistence.stop)
             ending.callback(self._tunnels.stop)
             ending.callback(self._mirror.close)
+            while (left := self._waiting()) and time.monotonic() < deadline:
+                time.sleep(DRAIN_LOOK)
+            if left:  # whoever waits for room is not waited for
+                self._mirror.directions[0].stop()
+            self.infosphere.stop_listening()
+            self._own.stop_publishing(min(drain, LAST_SECONDS))
         return left + self._network.unsent
 
     def _waiting(self) -> int:
         """Number of objects at the delegate, and on their way from there, that have not come to the networks."""
         sessions = list(self._delegate.tables.sessions.values())
-        return sum(each.drain(0.0) for each in sessions if each.name == self._own.client) + self._own.waiting()
+        coming = sum(each.drain(0.0) for each in sessions if each.name == self._own.client)
+        return coming + self._own.waiting() + self._mirror.directions[0].owed()
 
     def _peers_changed(self, change: PeerChange) -> None:
         """A node has come or left; on the network's delivery thread."""

@@ -64,6 +64,8 @@ class OwnSequence:
         """`say`: Network.say."""
         self._say = say
         self._begun = time.monotonic()
+        self._level = body.importance or 0
+        """Importance of all its objects, and of what is told of them: of another one they would overtake each other."""
         self._lock = threading.Lock()
         """Held while something is said: what is held goes before what comes."""
         self.last = 0
@@ -96,7 +98,7 @@ class OwnSequence:
         parcel = packed(obj, source).in_memory()
         message = NodeMessage(
             DatagramKind.PUBLICATION, mode, b"".join(parcel.parts),
-            expiration=_milliseconds(life if life < math.inf else seconds), level=body.importance or 0,
+            expiration=_milliseconds(life if life < math.inf else seconds), level=self._level,
             holders=holders,
         )  # fmt: skip
         if self._key is None:
@@ -189,7 +191,8 @@ class OwnSequence:
         age = max(0, int((now - self._left_since) * 1000))
         data = encoded(LeftOutBody(VERSION, self.body.uid, self._left, up_to, age))
         life = int(max(self.body.expiration, LEFT_OUT_SECONDS) * 1000)  # behind what it tells of, however short that is
-        self._say(NodeMessage(DatagramKind.SEQUENCE, DatagramMode.RELIABLE, data, expiration=life), timeout)
+        told = NodeMessage(DatagramKind.SEQUENCE, DatagramMode.RELIABLE, data, expiration=life, level=self._level)
+        self._say(told, timeout)
         self.last, self._left = max(self.last, up_to), 0
 
 

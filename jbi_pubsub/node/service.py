@@ -59,6 +59,8 @@ _log = logging.getLogger("jbi_pubsub.node")
 CHARACTERISTIC: Final = "node"
 """The first of the two strings that a node's delegate is found by; the second is the node's name."""
 NAME_MOST: Final = 100
+TWIN_SECONDS: Final = 1.0
+"""For what was said under an id that is another node's as well to go out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -489,7 +491,8 @@ class NodeService:
                 " from now on, and everywhere when it is started again", before, identity.id,
             )  # fmt: skip
             self._networks = None  # whatever fails now, they are left once
-            met.stop(self.config.node.drain_seconds)
+            if left := met.stop(TWIN_SECONDS):
+                _log.warning("%d objects have not gone out to the networks before that", left)
             self._networks = self._networks_of(identity)
             self._networks.start()
 

@@ -10,7 +10,7 @@ import msgspec
 from jbi_pubsub.core import combined
 from jbi_pubsub.core.errors import OversizeError, SchemaError
 from jbi_pubsub.core.info_object import SchemaBundle
-from jbi_pubsub.core.quality import DEFAULT_IMPORTANCE, Contract
+from jbi_pubsub.core.quality import DEFAULT_IMPORTANCE, Contract, Settings
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.item import BOUNDS, ServiceItem
 from jbi_pubsub.pad.matching.registration import Entries
@@ -32,6 +32,8 @@ from jbi_pubsub.protocol.requests import PublisherRequest
 from jbi_pubsub.protocol.sending import SendingTerms, sending_entries
 
 NO_SCHEMA: Final = SchemaBundle("", ())
+IMPORTANT: Final = Contract(Settings(importance=5))
+"""Contract of which the item says most."""
 
 
 class Announcer(Protocol):
@@ -73,7 +75,7 @@ class RegistrationListing:
         ).rep()
         entries = (described, *request.entries)
         try:
-            BOUNDS.check("its item", self.item(uid, request, entries))
+            BOUNDS.check("its item", self.item(uid, request, entries, IMPORTANT))
             return entries, BOUNDS.check_size("its request", msgspec.structs.replace(request, schema=NO_SCHEMA))
         except OversizeError as exc:
             raise OversizeError(

@@ -88,7 +88,7 @@ BALANCE_SECONDS: Final = 1.0
 """Interval at which it is looked at what predicates cost, and how important those are whose they are."""
 
 LAST_SECONDS: Final = 1.0
-"""For deliveries when it stops, at least, whatever others have taken of the time."""
+"""For each step of a stop, at least, whatever those before have taken of the time."""
 REAP_SECONDS: Final = 0.2
 """Interval at which leases are looked at: the grace within which an expired one is cleaned up."""
 
@@ -310,9 +310,10 @@ class DisseminationServer:
         self.delegate.publishers.wait_for_late_joiners()
         self.service.presence.stop()
         self._reaper.job.stop()  # no lease ends any more, so that subscribers have until the end of the drain
-        self.service.data.stop(drain)
-        left = others(max(0.0, deadline - time.monotonic()))
-        left += self.delegate.drain(max(deadline - time.monotonic(), min(drain, LAST_SECONDS)), closing=True)
+        least = min(drain, LAST_SECONDS)
+        self.service.data.stop(max(least, deadline - time.monotonic()))
+        left = others(max(least, deadline - time.monotonic()))
+        left += self.delegate.drain(max(least, deadline - time.monotonic()), closing=True)
         self.delegate.close()
         self.endpoints.stop()
         if self.quality is not None:

@@ -134,7 +134,7 @@ def test_a_registration_that_has_left_stays_as_long_as_objects_wait_for_room() -
 
     class Slow(Side):
         def publish(self, *given: Any) -> None:
-            now[0] += 0.25
+            now[0] += 4.0
             super().publish(*given)
 
     source, target = Side("alpha", *(BridgedRegistration(uid, TYPE) for uid in (UID, other))), Slow("bravo")
@@ -144,7 +144,7 @@ def test_a_registration_that_has_left_stays_as_long_as_objects_wait_for_room() -
     source.there = source.there[1:]
     # When the other one's objects wait for room, and one of its own comes behind them a minute later
     for number in range(1, 13):
-        now[0] += 5.0
+        now[0] += 1.0
         way.arrived(numbered(number, uid=other))
         way.look()
     way.arrived(numbered(2))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from jbi_pubsub.network.datagram import DatagramKind, DatagramMode
+from jbi_pubsub.network.datagram import DatagramKind, DatagramMode, kind_of
 from jbi_pubsub.network.links.local import LocalLink
 from jbi_pubsub.network.message import NodeMessage
 from jbi_pubsub.network.network import Network, NetworkLink
@@ -32,3 +32,27 @@ def test_what_a_node_has_said_goes_out_before_it_leaves(eventually: Callable[...
     finally:
         leaving.stop()
         other.stop()
+
+
+def test_node_that_leaves_says_how_many_objects_its_link_has_not_taken() -> None:
+    # Given a node on a link that takes half of what it is given at first, and then nothing
+    class Stuck(LocalLink):
+        taken: Sequence[bytes] = ()
+
+        def send(self, datagrams: Sequence[bytes]) -> int:
+            if self.taken:
+                return 0
+            self.taken = datagrams[: len(datagrams) // 2]
+            return len(self.taken)
+
+    link = Stuck(f"leaving-{os.urandom(4).hex()}")
+    leaving = Network(b"l" * 16, 1, [NetworkLink(link, SideTerms(1e6))], lambda _: None)
+    # When it says objects that need two datagrams each, and leaves
+    for _ in range(40):
+        leaving.say(NodeMessage(DatagramKind.PUBLICATION, DatagramMode.RELIABLE, os.urandom(2_000)))
+    leaving.start()
+    leaving.stop(0.3)
+    # Expect those told that have not gone out as wholes
+    taken = sum(kind_of(each) == DatagramKind.PUBLICATION for each in link.taken)
+    assert taken
+    assert leaving.unsent == 40 - taken // 2

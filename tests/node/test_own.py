@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 
 from jbi_pubsub.core.errors import BackPressureError
-from jbi_pubsub.core.info_object import Head, ObjectAttributes, TypeName, pack
+from jbi_pubsub.core.info_object import Head, InfoObject, ObjectAttributes, Platform, TypeName, pack
 from jbi_pubsub.network.datagram import DatagramKind, DatagramMode
 from jbi_pubsub.network.message import NodeMessage
 from jbi_pubsub.node.bodies import VERSION, LeftOutBody, SequenceBody, decoded_body
@@ -174,3 +175,23 @@ def test_what_is_held_is_said_with_the_life_that_it_has_left(line: Line) -> None
     line.go(2.0)
     # Expect them with what is left of it
     assert (line.said, line.lives) == ([1, (2,), 3], [3_000, 9])
+
+
+def test_all_that_is_said_of_a_registration_has_one_importance() -> None:
+    # Given a registration of the least importance, which it would have more of later
+    said: list[NodeMessage] = []
+    body = SequenceBody(VERSION, "uid", TypeName("a.type"), bytes(16), importance=1)
+    sequence = OwnSequence(body, lambda message, _: said.append(message))
+
+    def publish(number: int) -> None:
+        obj = InfoObject(f"o-{number}", TypeName("a.type"), b"<x/>", b"", Platform(0.0, "uid", number, 4, 0))
+        sequence.go(0.0, 0.0, number, sequence.message(obj, "here", math.inf, 60.0, is_reliable=False))
+
+    publish(1)
+    sequence.change(msgspec.structs.replace(body, importance=5))
+    # When objects go, and others are left out
+    sequence.leave_out(2, 3, 0.0, 0.0)
+    publish(4)
+    # Expect none to overtake another one
+    kinds = [DatagramKind.PUBLICATION, DatagramKind.SEQUENCE, DatagramKind.PUBLICATION]
+    assert [(each.kind, each.level) for each in said] == [(kind, 1) for kind in kinds]
