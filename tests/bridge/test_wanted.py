@@ -149,7 +149,7 @@ def test_what_is_covered_costs_nothing_there_and_the_last_one_to_leave_narrows(
     made = link()
     bravo.subscriber(type_name=NAME, predicate="//lat > 33")
     adapter, everything = bravo.subscriber(type_name=NAME)
-    eventually(lambda: made.there() == [""] and made.behind()[""] == 2, what=lambda: made.status)
+    eventually(lambda: made.there() == [""] and made.behind().get("") == 2, what=lambda: made.status)
     amended: list[str] = []
     real = alpha.pad.delegate.subscribers._amendments.amend
 
@@ -160,10 +160,10 @@ def test_what_is_covered_costs_nothing_there_and_the_last_one_to_leave_narrows(
     alpha.pad.delegate.subscribers._amendments.amend = amend  # type: ignore[method-assign]
     # When others come, who want what comes already; Expect that nothing is asked of the other side
     others = [adapter.register_subscriber(type_name=NAME, predicate=f"//lat > {number}") for number in range(5)]
-    eventually(lambda: made.behind()[""] == 7, what=lambda: made.status)
+    eventually(lambda: made.behind().get("") == 7, what=lambda: made.status)
     for uid in others[1:]:
         adapter.cancel_subscription(uid)
-    eventually(lambda: made.behind()[""] == 3, what=lambda: made.status)
+    eventually(lambda: made.behind().get("") == 3, what=lambda: made.status)
     assert (amended, made.there()) == ([], [""])
     # When the one that wants all leaves; Expect what the others want, by one amendment
     adapter.cancel_subscription(everything)
