@@ -368,8 +368,9 @@ class NodeService:
                 return networks.stop(seconds) if networks is not None else 0
             return 0
 
-        if networks is not None:
-            networks.stop_listening()
+        with guarded("hearing no other nodes"):
+            if networks is not None:
+                networks.stop_listening()
         with guarded("stopping what the node tells"):
             self._reports.stop()
         with guarded("stopping the delegate"):
