@@ -61,9 +61,9 @@ def relay(place: Callable[..., Place], figures: Any, bundle: SchemaBundle, event
             bridge.register_relayed(self.at[bridge], uid, TYPE, request, via, first=first, is_sparse=is_sparse)
 
         def unregister(self, bridge: RelayPublisher) -> None:
-            """Also at the delegate, which is told by a thread of the bridge's."""
+            """Also in the lookup service, which the delegate tells by a thread of its own."""
             assert bridge.unregister_relayed(UID, waits=True)
-            eventually(lambda: UID not in self.here.pad.delegate.tables.registrations)
+            eventually(lambda: not self.here.pad.community.lookup(ServiceTemplate(service_id=UID), timeout=5.0))
 
         def registered(self) -> tuple[Any, str, Any]:
             """The delegate, a connection, and a registration that was made by it without a bridge of ours."""
