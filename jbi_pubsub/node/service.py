@@ -361,20 +361,21 @@ class NodeService:
             with guarded("stopping a gateway"):
                 gateway.stop()
         with self._renewing:
-            networks, self._networks = self._networks, None
+            networks, self._networks = [self._networks] if self._networks is not None else [], None
 
         def leave(seconds: float) -> int:
             with guarded("leaving the networks"):
-                return networks.stop(seconds) if networks is not None else 0
+                return networks.pop().stop(seconds) if networks else 0
             return 0
 
         with guarded("hearing no other nodes"):
-            if networks is not None:
-                networks.stop_listening()
+            for each in networks:
+                each.stop_listening()
         with guarded("stopping what the node tells"):
             self._reports.stop()
         with guarded("stopping the delegate"):
             left = self.delegate.stop(seconds, leave)
+        left += leave(0.0)  # unless the delegate has come to it
         with guarded("closing the type repository"):
             self._close_types()
         if self.lookup is not None:

@@ -23,7 +23,7 @@ from jbi_pubsub.cli.status import Servers, tables
 from jbi_pubsub.codegen.repository import repository_of
 from jbi_pubsub.core.config import Config, PadSection
 from jbi_pubsub.core.errors import ConfigurationError, JbiError, PortInUseError, StorageError
-from jbi_pubsub.core.node_sections import GatewaySection
+from jbi_pubsub.core.node_sections import GatewaySection, NetworkSection
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.address import split_endpoint
 from jbi_pubsub.core.wire.endpoint import Security
@@ -55,7 +55,7 @@ def test_a_node_is_a_lookup_service_a_delegate_and_types_in_one(node: Callable[.
 
 
 @pytest.mark.row("G-18")
-@pytest.mark.parametrize("fails", ["", "gateway", "reports", "delegate", "lookup"])
+@pytest.mark.parametrize("fails", ["", "gateway", "reports", "delegate", "networks", "lookup"])
 def test_parts_stop_in_one_order_whatever_fails(settings: Config, fails: str) -> None:
     # Given a node of stubs that note what is done to them, of which one fails when it stops
     done: list[str] = []
@@ -72,6 +72,15 @@ def test_parts_stop_in_one_order_whatever_fails(settings: Config, fails: str) ->
         def status(self) -> dict[str, Any]:
             return {}
 
+        def show_networks(self, told: Any) -> None:
+            pass
+
+        def adopt(self, *_: Any) -> None:
+            pass
+
+        def stop_listening(self) -> None:
+            pass
+
         def stop(self, *_: Any) -> int:
             done.append(f"stop {self.name}")
             if self.name == fails:
@@ -84,14 +93,18 @@ def test_parts_stop_in_one_order_whatever_fails(settings: Config, fails: str) ->
         dissemination=lambda *_: Stub("delegate"),
         reports=lambda *_: Stub("reports"),
         gateways=(lambda _: Stub("gateway"),),
+        networks=lambda *_: Stub("networks"),
     )
+    settings = msgspec.structs.replace(settings, network={"lab": NetworkSection(plugin="local")})
     # When it is started and stopped
     service = NodeService(settings, parts)
     service.start()
     service.stop()
     # Expect one order, the lookup service first and last, and the folder free
-    parts_ = ["lookup", "delegate", "reports", "gateway"]
-    assert done == [*(f"start {each}" for each in parts_), *(f"stop {each}" for each in reversed(parts_))]
+    assert done == [
+        *(f"start {each}" for each in ("lookup", "delegate", "reports", "networks", "gateway")),
+        *(f"stop {each}" for each in ("gateway", "reports", "delegate", "networks", "lookup")),
+    ]
     assert not is_held(service.folder.path)
 
 
