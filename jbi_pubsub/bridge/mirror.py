@@ -216,8 +216,8 @@ class Direction:
             self._relays.lose(count, name)
         elif (relay := self._relays.made(uid, self._clock())) is not None:
             with relay.lock:
-                relay.untold.filtered += count
-                relay.untold.filtered_to, relay.seen = up_to, self._clock()
+                relay.untold.leave_out(count, up_to, lost=cause != "filtered")
+                relay.seen = self._clock()
 
     def _is_echo(self, via: tuple[str, ...]) -> bool:
         """Whether what has come that way is not to go this one."""
@@ -228,8 +228,7 @@ class Direction:
         uid, is_cut = obj.platform.registration, obj.platform.payload_length != obj.payload_size  # on its way to us
         changed = None if is_cut else self.transformation.apply(obj)
         if changed is None:
-            relay.untold.filtered += 1
-            relay.untold.filtered_to = obj.platform.sequence
+            relay.untold.leave_out(1, obj.platform.sequence)
             self._count("filtered")
             return
         while not self._job.is_over:

@@ -56,19 +56,26 @@ class Untold:
     up_to: int = 0
     """Number up to which the other side has all, or was told; 0: of none yet."""
     filtered: int = 0
-    """Left out by us; `filtered_to`: number of the last one."""
+    """Left out by us; `filtered_to`: number of the last one, or of the last of `missing`."""
     filtered_to: int = 0
+    missing: int = 0
+    """Were lost on their way to us, as their numbers say."""
     lost: int = 0
     """May have been lost at most."""
     is_unsure: bool = False
     """Whether they may have been another registration's, all or some."""
+
+    def leave_out(self, count: int, up_to: int, *, lost: bool = False) -> None:
+        """So many do not come, the last with that number: a rule leaves them out, or they were lost."""
+        self.filtered, self.missing = self.filtered + count * (not lost), self.missing + count * lost
+        self.filtered_to = up_to
 
     def loss_before(self, number: int) -> int | None:
         """Number of objects that were lost before that one, as far as there are numbers between (0: it is not known how
         many); None: none was. Of what is lost one hears before its place, so what is too much is told later."""
         if not self.up_to:
             self.lost, self.is_unsure = 0, False
-        room = number - self.up_to - 1 - self.filtered
+        room = number - self.up_to - 1 - self.filtered - self.missing
         if room < 1 or not (self.lost or self.is_unsure):
             return None
         lost = 0 if self.is_unsure else min(self.lost, room)
@@ -153,9 +160,13 @@ class Relayed:
         if number and untold.is_sparse and (lost := untold.loss_before(number)) is not None:
             target.tell_filtered(uid, lost, untold.up_to + 1, timeout, lost=True)
             untold.up_to += 1
+        if untold.filtered and untold.filtered_to - untold.missing > untold.up_to:
+            up_to = untold.filtered_to - untold.missing  # each word has one cause
+            target.tell_filtered(uid, untold.filtered, up_to, timeout)
+            untold.up_to, untold.filtered = up_to, 0
         if untold.filtered_to > untold.up_to:
-            target.tell_filtered(uid, untold.filtered, untold.filtered_to, timeout)
-            untold.up_to, untold.filtered = untold.filtered_to, 0
+            target.tell_filtered(uid, untold.missing, untold.filtered_to, timeout, lost=bool(untold.missing))
+            untold.up_to, untold.filtered, untold.missing = untold.filtered_to, 0, 0
 
     def gave_up(self, number: int) -> bool:
         """Under the lock: its oldest object does not go; whether that is a loss: no other bridge brings it."""

@@ -237,7 +237,7 @@ class Infosphere:
 
     def tell_filtered(self, uid: str, count: int, up_to: int, timeout: float, *, lost: bool = False) -> None:
         """See BridgePlatform; of what is lost the other nodes hear that something is."""
-        self._known(uid).leave_out(1 if lost else count, up_to, time.monotonic(), timeout)
+        self._known(uid).leave_out(count or int(lost), up_to, time.monotonic(), timeout)
 
     def want(self, wanted: Wanted) -> None:
         """Have other nodes told what our subscribers want, soon."""

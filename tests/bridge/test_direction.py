@@ -323,6 +323,26 @@ def test_what_is_left_out_is_told_in_its_place() -> None:
     assert way.status()["filtered"] == 4
 
 
+def test_what_is_lost_on_its_way_is_told_beside_what_is_left_out() -> None:
+    # Given a registration of which two objects were left out elsewhere, and three more are lost
+    target = Side("bravo")
+    way = direction(Side("alpha", BridgedRegistration(UID, TYPE)), target)
+    way.look()
+    way.lost("filtered", 2, UID, 2)
+    way.lost("sequence_gap", 3, UID, 5)
+    # When the other side is away after the first word, and there again, expect each cause told once
+    target.fails = [None, WireError("away")]
+    way.look()
+    way.look()
+    assert target.left_out == [(2, 2), (-3, 5)]
+    # and after them objects, with what is lost alone
+    way.arrived(numbered(6))
+    way.lost("sequence_gap", 1, UID, 7)
+    way.arrived(numbered(8))
+    assert (target.left_out, target.got) == ([(2, 2), (-3, 5), (-1, 7)], [6, 8])
+    assert way.status()["lost"] == 4
+
+
 def test_a_side_that_does_not_say_what_it_has_taken_keeps_no_bridge_from_leaving(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
