@@ -138,6 +138,8 @@ UNIT_ROOMS: Final = (
 """Folders in which a test is `unit` unless it says otherwise; federations and programs are in the others."""
 OPENING: Final = {"federation", "start", "serve", "attack"}
 """Fixtures that open sockets or start processes: who has one of them need not be marked."""
+SHARED: Final = {"site", "spark"}
+"""Fixtures of a session or module that take most of a minute of a processor."""
 
 
 @functools.cache
@@ -153,7 +155,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks those `unit` that are in such a folder, have no such fixture, and are not marked otherwise."""
+    """Marks those `unit` that are in such a folder, have no such fixture, and are not marked otherwise. Those that share
+    what is made at great cost come first, and so to one process."""
+    items.sort(key=lambda item: SHARED.isdisjoint(getattr(item, "fixturenames", [])))
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}
         otherwise = marks & {"processes", "long", "slow", "spark"}

@@ -140,7 +140,7 @@ class TestOnSpark:
     def test_the_result_is_the_same_as_in_this_process(self, tmp_path: Path) -> None:
         # Brackets in a path are a pattern to Spark's reader, a blank is a trap of its own.
         on_spark, local = tmp_path / "on [spark] {1}", tmp_path / "local"
-        size = Population(registrations=20_000, templates=2_000, seed=SEED)
+        size = Population(registrations=30_000, templates=500, seed=SEED)
 
         first = study(size, on_spark, "spark")
         second = study(size, local, "local")
@@ -149,19 +149,11 @@ class TestOnSpark:
             assert rows(on_spark, table) == rows(local, table)
         assert first.checksum == second.checksum
         assert (first.pairs, first.distribution, first.shapes) == (second.pairs, second.distribution, second.shapes)
-        assert first.check.registrations == 200
+        # One percent of a large one is checked.
+        assert (first.check.step, first.check.registrations) == (100, 300)
         assert first.check.hits > 100
         assert first.check.defined_matches > 0
         assert (first.engine, first.java.partition(".")[0].isdigit()) == ("spark", True)
-
-    @pytest.mark.row("C-01")
-    def test_a_large_study_agrees_on_its_one_percent(self, tmp_path: Path) -> None:
-        size = Population(registrations=30_000, templates=100, seed=SEED)
-
-        made = study(size, tmp_path / "spark", "spark")
-
-        assert (made.check.step, made.check.registrations) == (100, 300)
-        assert made.checksum == study(size, tmp_path / "local", "local").checksum
 
     def test_shuffling_instead_of_broadcasting_changes_nothing(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
