@@ -155,8 +155,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks those `unit` that are in such a folder, have no such fixture, and are not marked otherwise. Those that share
-    what is made at great cost come first, and so to one process."""
+    """Marks those `unit` that are in such a folder, have no such fixture, and are not marked otherwise. Those that
+    share what is made at great cost come first, and so to one process."""
     items.sort(key=lambda item: SHARED.isdisjoint(getattr(item, "fixturenames", [])))
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}

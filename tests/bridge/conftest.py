@@ -41,7 +41,7 @@ class Place:
         return adapter, adapter.register_publisher(at, self.figures.schema, self.figures.figure_1, **options)
 
 
-def taken(adapter: Any, uid: Any, count: int, timeout: float = 20.0) -> list[InfoObject]:
+def taken(adapter: Any, uid: Any, count: int, timeout: float = 60.0) -> list[InfoObject]:
     """So many objects, and whatever comes within a moment behind them."""
     found = []
     while len(found) < count and (obj := adapter.receive(uid, timeout)) is not None:
