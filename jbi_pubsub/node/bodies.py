@@ -108,6 +108,8 @@ class LeftOutBody(msgspec.Struct, frozen=True, array_like=True, tag_field="body"
     up_to: _Count
     age: _Count = 0
     """Milliseconds since the last of them came to its node."""
+    lost: _Count = 0
+    """Of them those that were lost: nobody has left them out."""
 
 
 class QueryBody(msgspec.Struct, frozen=True, array_like=True, tag_field="body", tag="query"):

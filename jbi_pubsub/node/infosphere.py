@@ -93,7 +93,7 @@ class OwnInterest:
         """The same objects of a registration, 0 of those that were left out before they wanted the type."""
         if body is None or self._since is None or self._since.get(body.type, math.inf) <= now - left.age / 1000:
             return left
-        return msgspec.structs.replace(left, count=0)
+        return msgspec.structs.replace(left, count=0, lost=0)
 
 
 class Infosphere:
@@ -133,7 +133,7 @@ class Infosphere:
             wanted = self._interest.take()
             own = [(each, self._is_wanted(each.body)) for each in self._own.values()]
         self._queries.left(frozenset(peers))
-        self._go(lacking, "sequence_gap")
+        self._go(lacking)
         if wanted is not None:
             self.words.stand(_WANTED, WantedBody(VERSION, wanted))
         self.words.speak()
@@ -219,10 +219,10 @@ class Infosphere:
         return True
 
     def publish(self, uid: str, obj: InfoObject, source: str, timeout: float, waited: float = 0.0) -> None:
-        """See BridgePlatform; one that has expired meanwhile is left out, which other nodes are told."""
+        """See BridgePlatform; one that has expired meanwhile is lost, which other nodes are told."""
         own = self._known(uid)
         if (life := own.life(obj, waited)) <= 0:
-            own.leave_out(1, obj.platform.sequence, time.monotonic(), timeout)
+            own.leave_out(1, obj.platform.sequence, time.monotonic(), timeout, lost=True)
             self._faults.note(EXPIRED)
             return
         with self._lock:
@@ -236,8 +236,8 @@ class Infosphere:
             own.hold(number, message, now, life, 2 * self._section.announce_seconds, is_alone=self._remote.is_alone())
 
     def tell_filtered(self, uid: str, count: int, up_to: int, timeout: float, *, lost: bool = False) -> None:
-        """See BridgePlatform; of what is lost the other nodes hear that something is."""
-        self._known(uid).leave_out(count or int(lost), up_to, time.monotonic(), timeout)
+        """See BridgePlatform; where it is not known how much is lost, the other nodes hear of one."""
+        self._known(uid).leave_out(count or int(lost), up_to, time.monotonic(), timeout, lost=lost)
 
     def want(self, wanted: Wanted) -> None:
         """Have other nodes told what our subscribers want, soon."""
@@ -345,13 +345,17 @@ class Infosphere:
             else:
                 self._go(largest.order.first())
 
-    def _go(self, things: Iterable[InfoObject | LeftOutBody], cause: str = "filtered") -> None:
+    def _go(self, things: Iterable[InfoObject | LeftOutBody]) -> None:
         for each in things:
             if (arrived := self._arrived) is None:
                 return
             with guarded("infosphere"):
                 if isinstance(each, LeftOutBody):
-                    arrived.lost(cause, each.count, each.uid, each.up_to)
+                    lost = min(each.lost, each.count)
+                    if each.count > lost or not lost:
+                        arrived.lost("filtered", each.count - lost, each.uid, each.up_to)
+                    if lost:
+                        arrived.lost("sequence_gap", lost, each.uid, each.up_to)
                 else:
                     arrived.arrived(each)
 

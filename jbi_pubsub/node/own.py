@@ -47,6 +47,8 @@ class _HeldObject(NamedTuple):
     number: int
     """Its number, or that of the last one."""
     objects: int = 1
+    lost: int = 0
+    """Of them those that were lost on their way here."""
     message: NodeMessage | None = None
     expires: float = math.inf
     """When its life ends, as its publisher says."""
@@ -71,8 +73,9 @@ class OwnSequence:
         self.last = 0
         """Number of the last object that was said or left out."""
         self._left = 0
-        """Objects left out and not told yet; `_left_to`: number of the last one, `_left_since`: when it came."""
-        self._left_to, self._left_since = 0, 0.0
+        """Objects left out and not told yet; `_lost`: those of them that were lost, `_left_to`: number of the last one,
+        `_left_since`: when it came."""
+        self._lost, self._left_to, self._left_since = 0, 0, 0.0
         self._held: deque[_HeldObject] = deque()
         self._bytes = 0
         """Size of the objects that are held."""
@@ -116,7 +119,7 @@ class OwnSequence:
         with self._lock:
             if message.durability:
                 self._replace(message.durability)
-            self._held.append(_HeldObject(now, until, number, 1, message, now + life))
+            self._held.append(_HeldObject(now, until, number, message=message, expires=now + life))
             self._bytes += len(message.body)
             while len(self._held) > HELD_MOST or self._bytes > HELD_BYTES:
                 self._give_up()
@@ -130,7 +133,7 @@ class OwnSequence:
                 self._bytes -= len(each.message.body)
                 each = _HeldObject(each.since, 0.0, each.number)
             if each.message is None and self._held and self._held[-1].message is None:
-                each = each._replace(objects=each.objects + self._held.pop().objects)
+                each = _with(each, self._held.pop())
             self._held.append(each)
 
     def look(self, now: float, *, is_wanted: bool) -> None:
@@ -158,13 +161,15 @@ class OwnSequence:
             if message is not None:
                 self._one(number, message, now, timeout)
 
-    def leave_out(self, count: int, up_to: int, now: float, timeout: float) -> None:
-        """So many objects up to a number do not go, which is told behind what is held. Raises BackPressureError."""
+    def leave_out(self, count: int, up_to: int, now: float, timeout: float, *, lost: bool = False) -> None:
+        """So many objects up to a number do not go, or were `lost`, which is told behind what is held. Raises
+        BackPressureError."""
         with self._lock:
             if up_to > self._left_to:  # or it is said again, as there was no room
+                left = _HeldObject(now, 0.0, up_to, count, count * lost)
                 if self._held and self._held[-1].message is None:  # one with those before, however many there are
-                    count += self._held.pop().objects
-                self._held.append(_HeldObject(now, 0.0, up_to, count))
+                    left = _with(left, self._held.pop())
+                self._held.append(left)
             self._give_up_late(now)
             if not self._held:
                 self._tell_left(now, timeout)
@@ -176,7 +181,8 @@ class OwnSequence:
     def _give_up(self) -> None:
         """Leave out the first of what is held."""
         gone = self._held.popleft()
-        self._left, self._left_to, self._left_since = self._left + gone.objects, gone.number, gone.since
+        self._left, self._lost = self._left + gone.objects, self._lost + gone.lost
+        self._left_to, self._left_since = gone.number, gone.since
         self._bytes -= len(gone.message.body) if gone.message is not None else 0
 
     def _one(self, number: int, message: NodeMessage, now: float, timeout: float) -> None:
@@ -189,11 +195,16 @@ class OwnSequence:
             return
         up_to = self._left_to
         age = max(0, int((now - self._left_since) * 1000))
-        data = encoded(LeftOutBody(VERSION, self.body.uid, self._left, up_to, age))
+        data = encoded(LeftOutBody(VERSION, self.body.uid, self._left, up_to, age, self._lost))
         life = int(max(self.body.expiration, LEFT_OUT_SECONDS) * 1000)  # behind what it tells of, however short that is
         told = NodeMessage(DatagramKind.SEQUENCE, DatagramMode.RELIABLE, data, expiration=life, level=self._level)
         self._say(told, timeout)
-        self.last, self._left = max(self.last, up_to), 0
+        self.last, self._left, self._lost = max(self.last, up_to), 0, 0
+
+
+def _with(left: _HeldObject, before: _HeldObject) -> _HeldObject:
+    """What is left out, as one with what is before it."""
+    return left._replace(objects=left.objects + before.objects, lost=left.lost + before.lost)
 
 
 def _milliseconds(seconds: float) -> int:

@@ -72,7 +72,7 @@ class RemoteSequence:
         may have been late."""
         came, body = self.order.next - 1, self.body
         if body is not None and self.ended and 0 < came < body.last:
-            yield LeftOutBody(body.version, body.uid, body.last - came, body.last)
+            yield LeftOutBody(body.version, body.uid, body.last - came, body.last, lost=body.last - came)
 
     def is_over(self, now: float, seconds: float) -> bool:
         """Whether it has ended, and its last object has come, or can't come any more. `seconds`: that objects live

@@ -370,13 +370,16 @@ def test_what_was_left_out_before_anybody_here_wanted_it_is_lacking_to_nobody(
     for message in as_said(other, wire, ALPHA, "r"):
         side.deliver(message)
     side.want(Wanted(1, (WantedType(TYPE),)))
-    # When objects were left out a minute ago, and others just now
-    for serial, left in enumerate((LeftOutBody(VERSION, "r", 2, 2, 60_000), LeftOutBody(VERSION, "r", 3, 5, 0)), 1):
+    # When objects were left out a minute ago, or lost, and others just now
+    words = ((2, 2, 60_000, 1), (3, 5), (3, 8, 0, 2), (1, 9, 0, 7))
+    for serial, left in enumerate((LeftOutBody(VERSION, "r", *word) for word in words), 1):
         side.deliver(
             NodeMessage(DatagramKind.SEQUENCE, DatagramMode.RELIABLE, encoded(left), ALPHA, epoch=1, serial=serial)
         )
-    # Expect the second ones to be lacking alone
-    assert taken.came == [("filtered", 0), ("filtered", 3)]
+    # Expect those of just now to be lacking alone, each for its cause, though a node says that more were lost than are
+    assert taken.came == [
+        ("filtered", 0), ("filtered", 3), ("filtered", 1), ("sequence_gap", 2), ("sequence_gap", 1),
+    ]  # fmt: skip
 
 
 def test_durable_objects_wait_until_a_subscriber_somewhere_wants_them(wire: Wire) -> None:
@@ -409,7 +412,7 @@ def test_an_object_that_has_waited_is_said_with_the_life_that_it_has_left(side: 
     assert [each.expiration for each in said] == [20_000, 15_000]
     left = decoded_body(wire.said[-1].body)
     assert isinstance(left, LeftOutBody)
-    assert (left.uid, left.count, left.up_to) == ("r", 1, 3)
+    assert (left.uid, left.count, left.up_to, left.lost) == ("r", 1, 3, 1)
     assert side.status()["faults"] == {"objects that expired before they came to the network": 1}
 
 

@@ -23,6 +23,8 @@ class Line:
     def __init__(self) -> None:
         self.said: list[int | tuple[int, ...]] = []
         self.ages: list[int] = []
+        self.lost: list[int] = []
+        """Of what was left out, each time."""
         self.lives: list[int] = []
         self.room = 1 << 30
         self.sequence = OwnSequence(SequenceBody(VERSION, "uid", TypeName("a.type"), bytes(16)), self._say)
@@ -38,6 +40,7 @@ class Line:
         body = decoded_body(message.body)
         assert isinstance(body, LeftOutBody)
         self.ages.append(body.age)
+        self.lost.append(body.lost)
         self.said.append(tuple(range(body.up_to - body.count + 1, body.up_to + 1)))
 
     def go(self, now: float, number: int = 0) -> None:
@@ -97,6 +100,18 @@ def test_however_many_are_left_out_behind_what_is_held_they_are_kept_as_one(line
     # When the first one goes; Expect all of them to be told
     line.go(1.0, 1_002)
     assert line.said == [1, tuple(range(2, 1_002)), 1_002]
+
+
+def test_of_what_does_not_go_it_is_told_how_many_were_lost(line: Line) -> None:
+    # Given an object that is held, and behind it one that is left out, two that were lost, and one more
+    line.hold(1)
+    for number, count, lost in ((2, 1, False), (4, 2, True), (5, 1, False)):
+        line.sequence.leave_out(count, number, 0.0, 0.0, lost=lost)
+    line.go(1.0, 6)
+    # When one is lost behind that; Expect each told once
+    line.sequence.leave_out(1, 7, 0.0, 0.0, lost=True)
+    line.go(1.0, 8)
+    assert (line.said, line.lost) == ([1, (2, 3, 4, 5), 6, (7,), 8], [2, 1])
 
 
 def test_of_too_many_that_are_held_the_first_are_left_out(line: Line) -> None:
