@@ -17,6 +17,8 @@ from jbi_pubsub.pad.egress.session import Deliveries
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
 OBJECTS = 200
+WAKING = {"enqueue", "wake", "ring", "make_ready", "may_send"}
+"""Whether a thread that sends is woken for an object, which a busy machine does change."""
 
 
 @contextmanager
@@ -80,9 +82,9 @@ def test_publishing_by_the_common_api_is_five_calls_more_than_by_the_adapter(
 @pytest.mark.parametrize(
     ("view", "predicate", "parsed", "most"),
     [
-        pytest.param(None, "//lat>33", 0, 72, id="metadata: none is parsed"),
+        pytest.param(None, "//lat>33", 0, 70, id="metadata: none is parsed"),
         pytest.param(
-            "combined", "//lat>33 and //og:PayloadLength>5", 1, 130, id="combined view: once for all that ask"
+            "combined", "//lat>33 and //og:PayloadLength>5", 1, 117, id="combined view: once for all that ask"
         ),
     ],
 )
@@ -119,4 +121,5 @@ def test_what_a_delegate_does_for_an_object_of_a_known_structure(
     # Expect two deliveries of each, so many parsed (one of a hundred may be looked at again), and so many calls
     assert deliveries == 2 * OBJECTS
     assert calls["parse_metadata"] <= (parsed + 0.01) * OBJECTS
-    assert calls.total() <= most * OBJECTS, calls.most_common(20)
+    done = sum(count for name, count in calls.items() if name not in WAKING)
+    assert done <= most * OBJECTS, calls.most_common(20)

@@ -700,4 +700,4 @@ def test_who_waits_for_a_lookup_service_goes_on_as_soon_as_it_has_done_its_part(
     # Expect it to look when there is news, not all the time
     assert community.wait_joined("printer-1", 60.0) == 1
     assert looks[-1]
-    assert len(looks) <= 4
+    assert len(looks) <= 8  # news of others, too, where the machine is busy
