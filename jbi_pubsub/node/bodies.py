@@ -109,7 +109,13 @@ class LeftOutBody(msgspec.Struct, frozen=True, array_like=True, tag_field="body"
     age: _Count = 0
     """Milliseconds since the last of them came to its node."""
     lost: _Count = 0
-    """Of them those that were lost: nobody has left them out."""
+    """Those of them that were lost: nobody has left them out."""
+
+    def by_cause(self) -> dict[str, int]:
+        """Their number by the cause that subscribers are told; 0 left out where none is lacking."""
+        lost = min(self.lost, self.count)
+        counts = {"filtered": self.count - lost, "sequence_gap": lost}
+        return {cause: count for cause, count in counts.items() if count} or {"filtered": 0}
 
 
 class QueryBody(msgspec.Struct, frozen=True, array_like=True, tag_field="body", tag="query"):

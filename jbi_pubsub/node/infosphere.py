@@ -126,8 +126,7 @@ class Infosphere:
 
     def _look(self) -> None:
         """Forget nodes that are not heard any more, and registrations that are over: what has not come is lost."""
-        now, section = time.monotonic(), self._section
-        peers = self._network().peers()
+        now, section, peers = time.monotonic(), self._section, self._network().peers()
         with self._lock:
             lacking = self._remote.look(peers, now, timeout=section.sequence_timeout, seconds=section.object_seconds)
             wanted = self._interest.take()
@@ -351,11 +350,8 @@ class Infosphere:
                 return
             with guarded("infosphere"):
                 if isinstance(each, LeftOutBody):
-                    lost = min(each.lost, each.count)
-                    if each.count > lost or not lost:
-                        arrived.lost("filtered", each.count - lost, each.uid, each.up_to)
-                    if lost:
-                        arrived.lost("sequence_gap", lost, each.uid, each.up_to)
+                    for cause, count in each.by_cause().items():
+                        arrived.lost(cause, count, each.uid, each.up_to)
                 else:
                     arrived.arrived(each)
 

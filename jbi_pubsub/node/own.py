@@ -48,7 +48,7 @@ class _HeldObject(NamedTuple):
     """Its number, or that of the last one."""
     objects: int = 1
     lost: int = 0
-    """Of them those that were lost on their way here."""
+    """Those of them that were lost on their way here."""
     message: NodeMessage | None = None
     expires: float = math.inf
     """When its life ends, as its publisher says."""
@@ -203,7 +203,7 @@ class OwnSequence:
 
 
 def _with(left: _HeldObject, before: _HeldObject) -> _HeldObject:
-    """What is left out, as one with what is before it."""
+    """Objects that are left out, as one with those before them."""
     return left._replace(objects=left.objects + before.objects, lost=left.lost + before.lost)
 
 
