@@ -18,6 +18,7 @@ KEPT = 600
 
 
 @pytest.mark.row("G-197")
+@pytest.mark.long
 def test_sixteen_threads_publish_delete_ask_and_retain(opened: Callable[..., Archive]) -> None:
     # Given an archive that keeps the newest objects
     archive = opened(workers=0)
@@ -77,6 +78,7 @@ def test_sixteen_threads_publish_delete_ask_and_retain(opened: Callable[..., Arc
 
 
 @pytest.mark.row("G-199")
+@pytest.mark.long
 def test_hundreds_of_queries_leave_nothing_behind(opened: Callable[..., Archive]) -> None:
     # Given an archive, and queries that are taken whole, in part, cancelled twice, or counted
     archive = opened(workers=0)

@@ -113,6 +113,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, str, list[
     return data, file.name, ends
 
 
+@pytest.mark.long
 def test_cut_at_every_byte_all_whole_records_are_there(tmp_path: Path, written: tuple[bytes, str, list[int]]) -> None:
     data, name, ends = written
     for cut in range(HEAD.size, len(data) + 1):

@@ -81,6 +81,7 @@ def test_what_is_read_one_after_the_other_takes_few_reads(
     sealed.close()
 
 
+@pytest.mark.long
 def test_objects_that_are_gone_are_left_out_and_the_pack_is_replaced_while_it_is_read(
     tmp_path: Path, records: list[Record]
 ) -> None:

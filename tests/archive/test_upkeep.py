@@ -404,6 +404,7 @@ def test_over_a_quota_objects_are_refused_or_the_oldest_go(opened: Callable[...,
     until(lambda: dropping.expired(asking()) == left[0] - 1)
 
 
+@pytest.mark.long
 def test_a_quota_that_is_smaller_than_a_file_of_the_log_is_kept(opened: Callable[..., Archive]) -> None:
     # Given an archive that may have 10 MB of payloads, while a file of its log may have 64 MB
     archive = opened(workers=0, volume=64 << 20, max_payload_bytes=10_000_000, full="drop_oldest")
@@ -558,6 +559,7 @@ def test_what_was_deleted_is_counted_once_for_who_has_not_had_it(opened: Callabl
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.processes)])
 @pytest.mark.parametrize("predicate", ["", "/m/n > 0 or /m/n = 0"])
+@pytest.mark.long
 def test_who_asks_while_rules_give_up_has_each_object_or_its_loss(
     opened: Callable[..., Archive], workers: int, predicate: str
 ) -> None:

@@ -163,6 +163,7 @@ def test_random_texts_are_a_constraint_or_are_refused_with_a_position(count: int
 
 @pytest.mark.row("D-62")
 @pytest.mark.parametrize("count", [1_000, pytest.param(300_000, marks=pytest.mark.slow)])
+@pytest.mark.long
 def test_constraint_says_the_same_as_the_rules_of_values_and_as_xpath_of_events(count: int) -> None:
     # Given random constraints; when each is asked of some random events
     rnd = random.Random(count)

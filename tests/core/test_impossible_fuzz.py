@@ -251,6 +251,7 @@ def _judged(seed: int, expressions: int) -> tuple[int, int]:
     return said, silent
 
 
+@pytest.mark.long
 def test_what_is_said_to_be_impossible_is_true_of_no_valid_document() -> None:
     found = [_judged(seed, 60) for seed in _seeds()]
 

@@ -627,6 +627,7 @@ def test_an_item_shares_its_parts_with_others_like_it(registrar):
     assert one.types is two.types
 
 
+@pytest.mark.long
 def test_items_that_come_and_go_leave_nothing_behind(registrar):
     """What they say is shared with others like them, but not kept for them once they are gone."""
     tracemalloc.start()

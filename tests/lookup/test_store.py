@@ -480,6 +480,7 @@ def test_a_new_file_is_there_whole_or_not_at_all(path, monkeypatch):
     assert [each.name for each in path.parent.iterdir()] == [path.name]
 
 
+@pytest.mark.long
 def test_no_flipped_bit_changes_what_is_read(path):
     """Given a store with items, registrations and settings, when any bit of it is flipped, then the file is refused and
     left as it is, or all is read as it was: nothing comes back as something else, and nothing is missing."""

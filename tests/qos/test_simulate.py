@@ -67,6 +67,7 @@ def got(found: Simulated, stage: int = -1) -> dict[str, StageResult]:
     return {each.type: each for each in found.stages[stage].got.values()}
 
 
+@pytest.mark.long
 def test_ten_minutes_of_the_demonstration_take_seconds() -> None:
     # When
     began = time.process_time()
