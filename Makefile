@@ -22,7 +22,7 @@ demo: $(VENV)/demo.stamp
 demo-node: $(VENV)/demo.stamp
 	$(BIN)/jbi demo network $(ARGS)
 
-# below a minute, for after each change: what needs no socket, no process and no second of a processor
+# a minute or two, for after each change: what needs no socket, no process and no second of a processor
 unit: $(VENV)/test.stamp
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m unit $(ARGS)
 
