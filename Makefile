@@ -70,7 +70,7 @@ $(VENV)/test.stamp: setup.cfg pyproject.toml | $(VENV)/bin/python
 # what pytest makes of a file of tests is kept: else each of its processes does that, at the same time, a minute of two
 # processors; what can't be read the tests themselves tell
 $(VENV)/read.stamp: $(VENV)/test.stamp
-	@find tests -name 'test_*.py' | sort | xargs -P 2 -n 260 $(BIN)/python -m pytest --collect-only -q -n 0 >/dev/null 2>&1 || true
+	@find tests -name 'test_*.py' | sort | xargs -P 2 -n 260 $(BIN)/python -m pytest --collect-only -q -n 0 -p no:cacheprovider >/dev/null 2>&1 || true
 	@touch $@
 
 $(VENV)/docs.stamp: setup.cfg pyproject.toml | $(VENV)/bin/python

@@ -55,6 +55,7 @@ OVERLAPPING: Final = """() => {
     return found;
 }"""
 """Texts of the picture that lie on each other, or go beyond their box."""
+COLOURED: Final = "colour => getComputedStyle(document.body).backgroundColor === colour"
 DRAWN: Final = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
 
 
@@ -173,12 +174,11 @@ def test_every_page_fits_its_window_and_what_comes_later_moves_nothing(console: 
         for width, scheme in windows:
             page.set_viewport_size({"width": width, "height": 800})
             page.emulate_media(color_scheme=scheme)
+            page.wait_for_function(COLOURED, arg="rgb(18, 23, 29)" if scheme == "dark" else "rgb(255, 255, 255)")
             page.evaluate(DRAWN)
             assert page.evaluate(WIDER) == [], (name, width)
             assert page.evaluate(OVERLAPPING) == [], (name, width)
             assert page.evaluate("document.documentElement.scrollWidth") <= width, name
-            dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
-            assert dark == ("rgb(18, 23, 29)" if scheme == "dark" else "rgb(255, 255, 255)")
             picture(page, f"{name.partition('?')[0] or 'overview'}-{width}", whole=False)
         assert page.locator("img[src=x]").count() == 0
 
