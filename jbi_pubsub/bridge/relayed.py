@@ -164,8 +164,9 @@ class Relayed:
             up_to = untold.filtered_to - untold.missing  # each word has one cause
             target.tell_filtered(uid, untold.filtered, up_to, timeout)
             untold.up_to, untold.filtered = up_to, 0
-        if untold.filtered_to > untold.up_to:
-            target.tell_filtered(uid, untold.missing, untold.filtered_to, timeout, lost=bool(untold.missing))
+        if untold.filtered_to > untold.up_to:  # both, where there is one number for them
+            count = untold.filtered + untold.missing
+            target.tell_filtered(uid, count, untold.filtered_to, timeout, lost=bool(untold.missing))
             untold.up_to, untold.filtered, untold.missing = untold.filtered_to, 0, 0
 
     def gave_up(self, number: int) -> bool:

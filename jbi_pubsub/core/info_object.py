@@ -228,8 +228,8 @@ class Cause(enum.StrEnum):
     CANCELLED = "cancelled"
     """The subscription was cancelled while objects waited for it."""
     SEQUENCE_GAP = "sequence_gap"
-    """The publisher's numbering has a gap: these objects never arrived, or their delegate refused them. They need not
-    have matched."""
+    """The publisher's numbering has a gap: these objects never arrived, a bridge or network has lost them, or their
+    delegate refused them. They need not have matched."""
     LATE = "late"
     """The object came from a delegate after later objects of its registration had come from the delegate that took
     over. It is not delivered, to keep the order."""

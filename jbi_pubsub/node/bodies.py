@@ -4,6 +4,7 @@ and deleted, at several of them. Pure."""
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from typing import Annotated, Final, cast
 
 import msgspec
@@ -26,6 +27,8 @@ IDS_MOST: Final = 500
 """Ids of one message of deletions."""
 _Digest = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+COUNT_MOST: Final = 1_000_000
+"""Objects that do not come, of which a node's word is believed: sums of more have no room in a message of ours."""
 _Name = Annotated[str, msgspec.Meta(max_length=NAME_MOST)]
 _Uid = Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_MOST)]
 
@@ -111,11 +114,14 @@ class LeftOutBody(msgspec.Struct, frozen=True, array_like=True, tag_field="body"
     lost: _Count = 0
     """Those of them that were lost: nobody has left them out."""
 
-    def by_cause(self) -> dict[str, int]:
-        """Their number by the cause that subscribers are told; 0 left out where none is lacking."""
-        lost = min(self.lost, self.count)
-        counts = {"filtered": self.count - lost, "sequence_gap": lost}
-        return {cause: count for cause, count in counts.items() if count} or {"filtered": 0}
+    def by_cause(self) -> Iterator[tuple[str, int, int]]:
+        """Causes that subscribers are told, each with the number of objects, COUNT_MOST at most, and of the last one; 0
+        left out where none is lacking. No two have one number: what has been told is not told again."""
+        lost, left = min(self.lost, self.count, COUNT_MOST), min(max(0, self.count - self.lost), COUNT_MOST)
+        if left or not lost:
+            yield "filtered", left, max(0, self.up_to - lost)
+        if lost:
+            yield "sequence_gap", lost, self.up_to
 
 
 class QueryBody(msgspec.Struct, frozen=True, array_like=True, tag_field="body", tag="query"):

@@ -350,8 +350,8 @@ class Infosphere:
                 return
             with guarded("infosphere"):
                 if isinstance(each, LeftOutBody):
-                    for cause, count in each.by_cause().items():
-                        arrived.lost(cause, count, each.uid, each.up_to)
+                    for cause, count, up_to in each.by_cause():
+                        arrived.lost(cause, count, each.uid, up_to)
                 else:
                     arrived.arrived(each)
 

@@ -340,7 +340,12 @@ def test_what_is_lost_on_its_way_is_told_beside_what_is_left_out() -> None:
     way.lost("sequence_gap", 1, UID, 7)
     way.arrived(numbered(8))
     assert (target.left_out, target.got) == ([(2, 2), (-3, 5), (-1, 7)], [6, 8])
-    assert way.status()["lost"] == 4
+    # Expect none to be kept back where some are lost and others left out that have one number
+    way.lost("filtered", 1, UID, 9)
+    way.lost("sequence_gap", 1, UID, 9)
+    way.arrived(numbered(10))
+    assert (target.left_out[3:], target.got) == ([(-2, 9)], [6, 8, 10])
+    assert way.status()["lost"] == 5
 
 
 def test_a_side_that_does_not_say_what_it_has_taken_keeps_no_bridge_from_leaving(

@@ -17,7 +17,7 @@ from jbi_pubsub.network.datagram import DatagramKind, DatagramMode
 from jbi_pubsub.network.message import NodeMessage
 from jbi_pubsub.network.peers import NodePeer
 from jbi_pubsub.node import ordering, remote, schemas, words
-from jbi_pubsub.node.bodies import VERSION, LeftOutBody, SequenceBody, WantedBody, decoded_body, encoded
+from jbi_pubsub.node.bodies import COUNT_MOST, VERSION, LeftOutBody, SequenceBody, WantedBody, decoded_body, encoded
 from jbi_pubsub.node.infosphere import Infosphere
 from jbi_pubsub.protocol.sending import Sending
 from jbi_pubsub.protocol.wanted import Wanted, WantedType
@@ -49,12 +49,15 @@ class Taken:
 
     def __init__(self) -> None:
         self.came: list[tuple[str, int]] = []
+        self.numbers: list[int] = []
+        """Of the last ones that were lost, each time."""
 
     def arrived(self, obj: InfoObject) -> None:
         self.came.append((obj.platform.registration, obj.platform.sequence))
 
     def lost(self, cause: str, count: int, uid: str = "", up_to: int = 0) -> None:  # noqa: ARG002  # the protocol's
         self.came.append((cause, count))
+        self.numbers.append(up_to)
 
     def waiting(self, uid: str) -> int:  # noqa: ARG002  # the protocol's
         return 0
@@ -371,15 +374,19 @@ def test_what_was_left_out_before_anybody_here_wanted_it_is_lacking_to_nobody(
         side.deliver(message)
     side.want(Wanted(1, (WantedType(TYPE),)))
     # When objects were left out a minute ago, or lost, and others just now
+    most = (1 << 62) - 1
     words = ((2, 2, 60_000, 1), (3, 5), (3, 8, 0, 2), (1, 9, 0, 7))
+    words += ((most, most - 1, 0, most // 2), (most, most, 0, most))
     for serial, left in enumerate((LeftOutBody(VERSION, "r", *word) for word in words), 1):
         side.deliver(
             NodeMessage(DatagramKind.SEQUENCE, DatagramMode.RELIABLE, encoded(left), ALPHA, epoch=1, serial=serial)
         )
-    # Expect those of just now to be lacking alone, each for its cause, though a node says that more were lost than are
+    # Expect those of just now to be lacking alone, each for its cause, and no more than can be, whatever a node says
     assert taken.came == [
         ("filtered", 0), ("filtered", 3), ("filtered", 1), ("sequence_gap", 2), ("sequence_gap", 1),
+        ("filtered", COUNT_MOST), ("sequence_gap", COUNT_MOST), ("sequence_gap", COUNT_MOST),
     ]  # fmt: skip
+    assert taken.numbers[:5] == [2, 5, 6, 8, 9]
 
 
 def test_durable_objects_wait_until_a_subscriber_somewhere_wants_them(wire: Wire) -> None:
