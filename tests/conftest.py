@@ -93,16 +93,16 @@ def _patience() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def schemas_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a child process would do for this one, such as to open a schema, is done here, where a test is about what
-    comes of it: a new interpreter takes most of a second of a processor. tests/core/test_child.py and
-    tests/codegen/test_opening.py have the children."""
+@pytest.fixture(autouse=True)
+def _no_children(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a child process would do for this one, such as to open a schema, is done here, but in tests that are about
+    children: a new interpreter takes most of a second of a processor. Processes that tests start have children."""
 
-    def ask(request: Any, limits: child.Limits) -> Any:
-        return msgspec.structs.replace(child._answer(request, limits), seconds=0.0)
+    def ask(work: Any, limits: child.Limits) -> Any:
+        return msgspec.structs.replace(child._answer(work, limits), seconds=0.0)
 
-    monkeypatch.setattr(child, "_ask", ask)
+    if request.node.get_closest_marker("children") is None:
+        monkeypatch.setattr(child, "_ask", ask)
 
 
 STRANGERS: Final[list[str]] = []
@@ -170,9 +170,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """What some ten thousand tests are made of stays to the end: the garbage collector need not look through it again
-    and again."""
+    and again, nor as often for what one of them makes."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
 
 
 def pytest_unconfigure() -> None:

@@ -38,7 +38,7 @@ from jbi_pubsub.core.errors import (
 )
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
 
-pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("schemas_here")]
+pytestmark = pytest.mark.processes
 
 KEY: Key = ("type", TypeName("report", "1.0"))
 Opened = Callable[[], TypeRepository]

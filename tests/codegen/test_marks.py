@@ -191,7 +191,6 @@ def test_a_draft_from_the_schema_names_the_children_and_is_itself_a_marks_file(m
     assert "/metadata/ImageDescriptor/LocationCoord/lat" in leaves(open_type(again))
 
 
-@pytest.mark.usefixtures("schemas_here")
 def test_a_draft_from_samples_names_the_largest_subtrees_that_do_not_change(make, figure):
     bundle = read_bundle(make.fixtures / "intel_imagery/Intel_Imagery.xsd")
     moved = figure(1)
@@ -207,7 +206,6 @@ def test_a_draft_from_samples_names_the_largest_subtrees_that_do_not_change(make
     ]
 
 
-@pytest.mark.usefixtures("schemas_here")
 def test_a_draft_from_cap_samples_can_be_used_as_it_is(make):
     alerts = make.cap_alerts()
     bundle = read_bundle(make.fixtures / "cap/schema/cap12.xsd")
@@ -216,7 +214,6 @@ def test_a_draft_from_cap_samples_can_be_used_as_it_is(make):
     assert kind.entries(alerts["canada.xml"]) == kind.entries(alerts["canada_signed.xml"])
 
 
-@pytest.mark.usefixtures("schemas_here")
 def test_a_draft_names_nothing_that_wildcards_allow(make):
     # Given samples with an element and an attribute that wildcards allow, of which one changes
     anything = '<xs:any processContents="lax"/>'
@@ -234,7 +231,6 @@ EXTENDED = (
 )
 
 
-@pytest.mark.usefixtures("schemas_here")
 def test_a_draft_of_samples_with_an_xsi_type_can_be_used_as_it_is(make):
     # Given samples in which what an xsi:type brings is the same
     schema = make.root('<xs:element name="x" type="B"/>', more=EXTENDED)
@@ -307,7 +303,6 @@ def _extended(make, a, b, k="3"):
     return make.document(f'<r {xsi}><x xsi:type="D" k="{k}"><a>{a}</a><b>{b}</b></x></r>')
 
 
-@pytest.mark.usefixtures("schemas_here")
 def test_samples_of_another_type_are_refused(make, figure):
     with pytest.raises(SchemaError, match="a sample begins with metadata"):
         draft_marks(read_bundle(make.fixtures / "cap/schema/cap12.xsd"), [figure(1)])

@@ -20,7 +20,7 @@ from jbi_pubsub.core.child import CallerAllowance, Children, Limits
 from jbi_pubsub.core.errors import ChildError, SchemaError
 from jbi_pubsub.core.info_object import SchemaBundle
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.children]
 
 TIGHT = Limits(seconds=2.0, memory=256 << 20, clock=120.0)  # however busy the machine is
 SHORT = Limits(seconds=1.0, memory=256 << 20, clock=120.0)

@@ -18,7 +18,6 @@ COMPLEX = "<xs:complexType>{}</xs:complexType></xs:element>"
 INNER = COMPLEX.replace("{}", '<xs:sequence><xs:element name="c" type="xs:int" {least}/></xs:sequence>')
 
 
-@pytest.mark.usefixtures("schemas_here")
 @pytest.mark.parametrize(
     ("content", "document", "lacks"),
     [

@@ -18,7 +18,7 @@ import pytest
 from jbi_pubsub.core.child import CallerAllowance, Children, Limits
 from jbi_pubsub.core.errors import ChildError, SchemaError
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.children]
 
 FOLDER = Path(__file__).parent
 SOON = Limits(seconds=0.3, memory=256 << 20)

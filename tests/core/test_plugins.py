@@ -163,7 +163,6 @@ def catalogue(address):
 
 
 @pytest.mark.row("G-37")
-@pytest.mark.usefixtures("schemas_here")
 def test_a_type_repository_is_kept_where_a_plugin_says(installed: Callable[..., Path], figures: Any) -> None:
     config = Config(types=TypesSection(folder="shelf://room 5"))
     with pytest.raises(ConfigurationError, match="no plug-in 'shelf'"):

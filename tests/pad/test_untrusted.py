@@ -272,7 +272,6 @@ def _poison(peer: Peer, figures: Any, how: str) -> None:
         peer.publishing.register(connection, wrong, UID, 1)
 
 
-@pytest.mark.usefixtures("schemas_here")
 @pytest.mark.parametrize(
     "how",
     [

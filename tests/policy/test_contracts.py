@@ -559,7 +559,6 @@ def test_who_may_publish_one_type_stands_for_nothing_else(
         proxy.close()
 
 
-@pytest.mark.usefixtures("schemas_here")
 def test_a_registration_at_a_delegate_is_found_under_no_other_type_than_its_own(
     federation: Any, policy: Any, tmp_path: Path
 ) -> None:

@@ -708,7 +708,6 @@ def _all_but_one(acknowledged: Callable[[Lanes, int], None]) -> Callable[[Lanes,
     return lambda queue, count: acknowledged(queue, min(count, len(queue._taken) - 1))
 
 
-@pytest.mark.usefixtures("schemas_here")
 @pytest.mark.parametrize("end", ["unregister", "disconnect"])
 def test_a_type_that_nobody_publishes_any_more_may_have_another_schema(end: str, federation: Any, figures: Any) -> None:
     # Given a publisher whose only registration of a type has ended
