@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from jbi_pubsub.core.cache import Cache
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import EntryError
 from jbi_pubsub.lookup.administration import ALL_GROUPS
@@ -22,6 +23,8 @@ from .trader import Trader
 log = logging.getLogger("jbi_pubsub.domains")
 
 ALL_OFFERS: Final = ServiceTemplate(entries=(ServiceTypeEntry().rep(),))
+WITHDRAWN_MOST: Final = 1_000
+"""Offers of this process that are remembered as withdrawn, until a lookup service says so too."""
 
 
 class OfferRegistry:
@@ -34,6 +37,10 @@ class OfferRegistry:
         self._changed = changed
         self._lock = threading.Lock()
         self._cache: LookupCache | None = None
+        self._telling = threading.Lock()  # covers what follows, and what the trader is told
+        self._own: dict[str, ServiceItem] = {}
+        """Offers of this process as they are: a lookup service's word for one may be late."""
+        self._withdrawn: Cache[str, None] = Cache(WITHDRAWN_MOST)
 
     def watch(self, timeout: float) -> None:
         """Know of all offers, within so many seconds; with 0 nobody waits for that. Raises LookupNotFoundError."""
@@ -48,13 +55,32 @@ class OfferRegistry:
         """Leave, with all that was registered."""
         self.community.close()
 
+    def offer(self, item: ServiceItem) -> None:
+        """Register an offer of this process, or one that has changed; it is found here at once. Raises EntryError for
+        one that contradicts itself."""
+        with self._telling:
+            self.trader.put(item)
+            self._own[item.service_id] = item
+        self.community.join(item)
+
+    def withdraw(self, offer_id: str) -> None:
+        """End an offer of this process; it is not found here any more."""
+        with self._telling:
+            self._own.pop(offer_id, None)
+            self._withdrawn[offer_id] = None
+            self.trader.remove(offer_id)
+        self.community.leave(offer_id)
+
     def service_added(self, item: ServiceItem) -> None:
         """An offer has come. One that contradicts itself is none."""
-        try:
-            self.trader.put(item)
-        except EntryError as exc:
-            log.warning("offer %s is left out: %s", item.service_id[:64], exc)
-            self.trader.remove(item.service_id)
+        with self._telling:
+            if item.service_id in self._withdrawn:
+                return
+            try:
+                self.trader.put(self._own.get(item.service_id, item))
+            except EntryError as exc:
+                log.warning("offer %s is left out: %s", item.service_id[:64], exc)
+                self.trader.remove(item.service_id)
         self._changed()
 
     def service_changed(self, old: ServiceItem, new: ServiceItem) -> None:  # noqa: ARG002  # the listener's form
@@ -63,7 +89,9 @@ class OfferRegistry:
 
     def service_removed(self, item: ServiceItem) -> None:
         """An offer is gone."""
-        self.trader.remove(item.service_id)
+        with self._telling:
+            self._withdrawn.pop(item.service_id, None)
+            self.trader.remove(item.service_id)
         self._changed()
 
 

@@ -117,11 +117,9 @@ class Services:
                     raise AdapterStateError("these services are closed", hint="Offer before close()")
                 self._offers[offer_id] = _OwnOffer(known, dict(properties), reference, endpoint)
             undo.callback(self._offers.pop, offer_id, None)
-            undo.callback(self._own.trader.remove, offer_id)
-            self._own.trader.put(item)  # who has offered it finds it: the lookup service's word for it may take longer
             for registry in self._registries():
-                undo.callback(registry.community.leave, offer_id)
-                registry.community.join(item)
+                undo.callback(registry.withdraw, offer_id)
+                registry.offer(item)
             self._own.community.wait_joined(offer_id, self._seconds(timeout))
             undo.pop_all()
         return offer_id
@@ -144,9 +142,8 @@ class Services:
             reference = at or own.reference
             item = _item(offer_id, own.type, values, reference)
             self._offers[offer_id] = msgspec.structs.replace(own, values=values, reference=reference)
-            self._own.trader.put(item)
             for registry in self._registries():
-                registry.community.join(item)
+                registry.offer(item)
 
     def withdraw(self, offer_id: str) -> None:
         """End an offer of ours. Raises UnknownUidError."""
@@ -155,8 +152,7 @@ class Services:
         if own is None:
             raise UnknownUidError(f"no offer {offer_id[:80]} of this process", uid=offer_id[:80])
         for registry in self._registries():
-            registry.community.leave(offer_id)
-        self._own.trader.remove(offer_id)
+            registry.withdraw(offer_id)
         if own.endpoint is not None:
             own.endpoint.stop()
 

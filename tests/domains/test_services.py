@@ -28,7 +28,8 @@ from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.domains.proxy import TraderProxy
 from jbi_pubsub.domains.registry import OfferRegistry
 from jbi_pubsub.domains.server import TraderServer
-from jbi_pubsub.domains.trader import OfferAnswer, OfferQuery
+from jbi_pubsub.domains.trader import OfferAnswer, OfferQuery, Trader
+from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.testing import LocalFederation
 from tests.conftest import Federation
 
@@ -277,6 +278,30 @@ def test_who_offers_a_service_finds_it_before_the_lookup_service_says_so(
     assert [each.id for each in services.find("demo.Tasking", "sensors == 5")] == [offer]
     services.withdraw(offer)
     assert services.find("demo.Tasking") == []
+
+
+def test_what_a_lookup_service_says_late_of_an_own_offer_changes_nothing(
+    services: Callable[[], Services], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given an offer, and what a lookup service tells of it
+    told: list[ServiceItem] = []
+    host = services()
+    with monkeypatch.context() as patch:
+        patch.setattr(Trader, "put", lambda trader, item, put=Trader.put: (told.append(item), put(trader, item)))
+        offer = host.offer(TASKING, {"area": "north", "sensors": 3})
+    host.modify(offer, {"sensors": 1})
+    # When that is told again, as it was before it was changed; Expect it to be as it is
+    registry = host._own
+    registry.service_added(told[0])
+    assert [each.properties["sensors"] for each in host.find(TASKING)] == [1]
+    # and when it is withdrawn, not to be there, until a lookup service has told its end
+    monkeypatch.setattr(registry.community, "leave", lambda _: None)
+    host.withdraw(offer)
+    registry.service_added(told[0])
+    assert host.find(TASKING) == []
+    registry.service_removed(told[0])
+    assert host.find(TASKING) == []
+    assert not registry._withdrawn
 
 
 @pytest.mark.row("D-04")
