@@ -7,10 +7,12 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Iterator
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -96,6 +98,84 @@ def test_one_that_comes_later_is_found(name: str) -> None:
     port = tcp_port()
     with driven(ZenohLink(name, peers=[(HOST, port)], mode="peer"), ZenohLink(name, port=port, host=HOST)) as net:
         hear_each_other(net)
+
+
+class Line:
+    """A line to a port that can stop, with little room on it."""
+
+    def __init__(self, to: int) -> None:
+        self.goes = threading.Event()
+        self.goes.set()
+        self._to = to
+        self._listener = socket.socket()
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        self._listener.bind((HOST, 0))
+        self._listener.listen()
+        self.port: int = self._listener.getsockname()[1]
+        self._ends: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept, name="line")]
+        self._threads[0].start()
+
+    def close(self) -> None:
+        self.goes.set()
+        for each in (self._listener, *self._ends):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        while self._threads:
+            self._threads.pop().join()
+        for each in (self._listener, *self._ends):
+            each.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                self._ends.append(near)
+                far = socket.create_connection((HOST, self._to))
+                self._ends.append(far)
+                for way in ((near, far), (far, near)):
+                    self._threads.insert(0, threading.Thread(target=self._carry, args=way, name="line"))
+                    self._threads[0].start()
+
+    def _carry(self, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(4_096):
+                if target.getpeername()[1] == self._to:
+                    self.goes.wait(60.0)
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
+
+STOPS: Final = 7.0
+"""Seconds: Zenoh's own patience with what it may not send is five."""
+
+
+def test_a_line_that_stops_for_a_while_loses_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a link over a slow line, with no file of Zenoh's
+    monkeypatch.delenv("ZENOH_CONFIG")
+    port = tcp_port()
+    line = Line(port)
+    here = ZenohLink(name, port=port, host=HOST, peers=[(HOST, tcp_port())], mode="router")
+    there = ZenohLink(name, peers=[(HOST, line.port)], mode="client", send_buffer=16_384)
+    with closing(line), driven(here, there) as net:
+        hear_each_other(net)
+        said = [b"%05d" % number + bytes(1_400) for number in range(400)]
+        left = list(said)
+        # When it stops, and what is said has no room on it any more
+        line.goes.clear()
+        end = time.monotonic() + STOPS
+        while time.monotonic() < end:
+            del left[: there.send(left)]
+            net.step(0.05)
+        assert left
+        # Expect all of it to come when it goes on, in order, and little of it to have been taken before it could go
+        assert there.waiting() <= 16_384 + 1_405
+        line.goes.set()
+        while left:
+            del left[: there.send(left)]
+            net.step(0.01)
+        net.until(lambda: len(net.came[0]) >= len(said))
+        assert net.came[0] == said
 
 
 SPEAKER = """

@@ -7,9 +7,16 @@ from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 from jbi_pubsub.core.errors import ConfigurationError
+from jbi_pubsub.core.pacing import RecentBytes
 
 DATAGRAM_MOST: Final = 65_535
 """Bytes of a datagram on any link."""
+SENDING_MOST: Final = 1 << 20
+"""Bytes that wait on a line, at most, where nobody says otherwise."""
+SENDING_LEAST: Final = 16_384
+"""Bytes that may wait in any case; else as many as were sent in SENDING_SECONDS: what waits there grows old, and
+nothing overtakes it."""
+SENDING_SECONDS: Final = 4.0
 
 
 def address_of(host: str, port: int, kind: socket.SocketKind) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
@@ -21,6 +28,31 @@ def address_of(host: str, port: int, kind: socket.SocketKind) -> tuple[socket.Ad
             f"peer {host[:100]!r} has no address: {exc}", hint="Give its address, or a name that is known here"
         ) from exc
     return family, address
+
+
+class SendingRoom:
+    """Room for what waits on a line. Once it is full half of it goes before more comes: so what is lost, and what is
+    not, is one after the other, which are whole messages."""
+
+    def __init__(self) -> None:
+        self._sent = 0
+        self._lately = RecentBytes(SENDING_SECONDS)
+        self._is_full = False
+
+    def note(self, count: int, now: float) -> None:
+        """So many bytes more have left."""
+        self._sent += count
+        self._lately.note(self._sent, now)
+
+    def lately(self, now: float) -> int:
+        """Bytes that have left in the last SENDING_SECONDS."""
+        return self._lately.size(now)
+
+    def has(self, waiting: int, most: int, now: float) -> bool:
+        """Whether more may wait where so many bytes do, of no more than `most`."""
+        most = min(max(SENDING_LEAST, self.lately(now)), most)
+        self._is_full = waiting >= (most // 2 if self._is_full else most)
+        return not self._is_full
 
 
 class Waitable(Protocol):

@@ -29,19 +29,12 @@ from typing import Any, Final
 from jbi_pubsub.core.backoff import Backoff
 from jbi_pubsub.core.errors import ConfigurationError, ProtocolError
 from jbi_pubsub.core.hosts import with_port
-from jbi_pubsub.core.pacing import RecentBytes
-from jbi_pubsub.network.links.link import DATAGRAM_MOST, Waitable, address_of
+from jbi_pubsub.network.links.link import DATAGRAM_MOST, SENDING_MOST, SendingRoom, Waitable, address_of
 from jbi_pubsub.network.links.passing import PassedOn
 
 log = logging.getLogger("jbi_pubsub.network")
 
 CONNECTIONS_MOST: Final = 64
-SENDING_MOST: Final = 1 << 20
-"""Bytes that wait for a connection, at most, where nobody says otherwise."""
-SENDING_LEAST: Final = 16_384
-"""Bytes that may wait for each in any case; else as many as were sent in SENDING_SECONDS: what waits there grows old,
-and nothing overtakes it."""
-SENDING_SECONDS: Final = 4.0
 UNSENT_LEAST: Final = 4_096
 """Bytes that the kernel takes beyond what it sends, at least; else a quarter of as many."""
 UNSENT_FIRST: Final = 1 << 14
@@ -84,11 +77,9 @@ class _TcpConnection:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock = sock
-        self._sent = 0
-        self._sent_lately = RecentBytes(SENDING_SECONDS)
+        self._room = SendingRoom()
         self._unsent_most = 0
         """Bytes that the kernel takes beyond what it sends."""
-        self._is_full = False
         self._take(UNSENT_FIRST)
         self.name = name
         self.peer = peer
@@ -139,24 +130,21 @@ class _TcpConnection:
         self.going += datagram
 
     def has_room(self, most: int, now: float) -> bool:
-        """Whether another datagram may wait, of no more than `most` bytes. Once it is full half of them go before more
-        come: so those that are lost, and those that are not, are one after the other, which are whole messages."""
-        most = min(max(SENDING_LEAST, self._sent_lately.size(now)), most)
-        self._is_full = len(self.going) >= (most // 2 if self._is_full else most)
-        return not self._is_full
+        """Whether another datagram may wait, of no more than `most` bytes."""
+        return self._room.has(len(self.going), most, now)
 
     def flush(self) -> None:
         """Send what goes at once. Raises OSError."""
         if self.going and not self.is_connecting:
+            sent = 0
             with suppress(BlockingIOError), memoryview(self.going) as view:
                 sent = self.sock.send(view)
                 view.release()
                 del self.going[:sent]
-                self._sent += sent
             now = time.monotonic()
-            self._sent_lately.note(self._sent, now)
+            self._room.note(sent, now)
             if self.going:  # the kernel has what it takes
-                self._take(max(UNSENT_LEAST, self._sent_lately.size(now) // 4))
+                self._take(max(UNSENT_LEAST, self._room.lately(now) // 4))
 
     def _take(self, size: int) -> None:
         """Have the kernel take about so many bytes beyond what it sends."""

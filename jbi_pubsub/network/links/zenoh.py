@@ -16,6 +16,7 @@ import os
 import queue
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -24,14 +25,19 @@ from typing import Any, Final
 from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.core.fault_counts import FaultCounts
 from jbi_pubsub.core.hosts import with_port
-from jbi_pubsub.network.links.link import DATAGRAM_MOST, Waitable
+from jbi_pubsub.network.links.link import DATAGRAM_MOST, SENDING_MOST, SendingRoom, Waitable
 
-SENDING_MOST: Final = 1 << 20
-"""Bytes that wait for Zenoh, where nobody says otherwise."""
 RECEIVING_MOST: Final = 4_096
 """Datagrams that have come and are not read; then Zenoh waits."""
 CHANNEL: Final = 256
 """Datagrams in Zenoh's own queue to the thread that takes them."""
+SLOW_LINKS: Final = {
+    "transport/link/tx/batch_size": 16_384,
+    "transport/link/tx/lease": 30_000,
+    "transport/link/tx/queue/congestion_control/block/wait_before_close": 30_000_000,
+}
+"""Settings of Zenoh's (bytes, milliseconds, microseconds), where no file has some. By its own a connection ends where a
+batch of 64 KiB takes longer than five seconds, and with it all that is on its way: each time, on a slow link."""
 STOP_SECONDS: Final = 5.0
 
 
@@ -49,14 +55,15 @@ class _ZenohPuts:
         self._lock = threading.Lock()
         self.waiting = 0
         """Bytes; whoever changes it has the lock."""
+        self._room = SendingRoom()
         self.thread = threading.Thread(target=self._run, name="network-zenoh-puts", daemon=True)
         self._is_closed = False
 
     def put(self, datagrams: Sequence[bytes]) -> int:
         """As many as there is room for."""
-        taken = 0
+        taken, now = 0, time.monotonic()
         with self._lock:
-            while taken < len(datagrams) and self.waiting < self._most:
+            while taken < len(datagrams) and self._room.has(self.waiting, self._most, now):
                 self.waiting += len(datagrams[taken])
                 taken += 1
         for each in datagrams[:taken]:
@@ -76,6 +83,7 @@ class _ZenohPuts:
                 self._faults.note(_text(exc))
             with self._lock:
                 self.waiting -= len(data)
+                self._room.note(len(data), time.monotonic())
 
 
 class _ZenohTakes:
@@ -151,7 +159,7 @@ class ZenohLink:
         self._name = name
         self._faults = FaultCounts()
         try:
-            self._session = library.open(_configuration(library, port, host, peers, mode))
+            self._session = library.open(_configuration(library, port, host, peers, mode, send_buffer))
             try:
                 publisher, subscriber = _declared(library, self._session, f"jbi/{name}")
             except self._error:
@@ -208,8 +216,15 @@ class ZenohLink:
         self._takes.end()
 
 
-def _configuration(library: Any, port: int, host: str, peers: Sequence[tuple[str, int]], mode: str) -> Any:
-    config = library.Config.from_env() if os.environ.get("ZENOH_CONFIG") else library.Config()
+def _configuration(
+    library: Any, port: int, host: str, peers: Sequence[tuple[str, int]], mode: str, send_buffer: int
+) -> Any:
+    has_file = bool(os.environ.get("ZENOH_CONFIG"))
+    config = library.Config.from_env() if has_file else library.Config()
+    for key, value in SLOW_LINKS.items() if not has_file else ():
+        config.insert_json5(key, json.dumps(value))
+    if send_buffer:
+        config.insert_json5("transport/link/tcp/so_sndbuf", json.dumps(send_buffer))
     if mode:
         config.insert_json5("mode", json.dumps(mode))
     if port:
