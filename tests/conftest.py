@@ -94,15 +94,18 @@ def _patience() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _no_children(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_children(request: pytest.FixtureRequest) -> Iterator[None]:
     """What a child process would do for this one, such as to open a schema, is done here, but in tests that are about
-    children: a new interpreter takes most of a second of a processor. Processes that tests start have children."""
+    children: a new interpreter takes most of a second of a processor. Processes that tests start have children. It has
+    a patch of its own: `monkeypatch` is undone before those fixtures end that a test has asked for before it."""
 
     def ask(work: Any, limits: child.Limits) -> Any:
         return msgspec.structs.replace(child._answer(work, limits), seconds=0.0)
 
-    if request.node.get_closest_marker("children") is None:
-        monkeypatch.setattr(child, "_ask", ask)
+    with pytest.MonkeyPatch.context() as patch:
+        if request.node.get_closest_marker("children") is None:
+            patch.setattr(child, "_ask", ask)
+        yield
 
 
 STRANGERS: Final[list[str]] = []
