@@ -101,6 +101,18 @@ class Commands(NearNames):
         found: click.Command = getattr(import_module(f".{HOMES[cmd_name][0]}", __package__), cmd_name)
         return found
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """click's, which does not say of an option behind the command that it is one of those before it."""
+        try:
+            return super().invoke(ctx)
+        except click.NoSuchOption as exc:
+            own = next((each for each in self.params if exc.option_name in each.opts), None)
+            if own is None or exc.ctx is None:
+                raise
+            first, *rest = exc.ctx.command_path.split(" ")
+            right = " ".join(filter(None, (first, exc.option_name, own.metavar, *rest)))
+            raise click.UsageError(f"{exc.option_name} stands before the command: {right}", exc.ctx) from exc
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  # click's form
         """The commands, without importing them."""
         with formatter.section("Commands"):
