@@ -11,7 +11,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from jbi_pubsub.core.errors import ArgumentError, JbiError, WireTimeoutError
 
 from .replies import problem_reply
-from .server import HEAD_MOST, REQUEST_SECONDS, InTime
+from .server import BODY_LEAST, BODY_WAITS, HEAD_MOST, REQUEST_SECONDS, InTime
 
 PIPELINED_MOST: Final = 1_000
 """Requests that wait behind one on its connection."""
@@ -123,7 +123,9 @@ class BoundedHttp(InTime, HttpToolsProtocol):
             self.give_up()
             return
         said = WireTimeoutError(
-            f"the body has not come within {2 * REQUEST_SECONDS:g} s", hint="Send fewer or smaller objects in a request"
+            f"the body comes too slowly: less than {BODY_LEAST} bytes of it in {REQUEST_SECONDS:g} s, or not all of it"
+            f" in {BODY_WAITS * REQUEST_SECONDS:g} s",
+            hint="Send fewer or smaller objects in a request",
         )
         self.transport.write(_last(b"408 Request Timeout", said))
         self.transport.close()

@@ -47,7 +47,12 @@ CONNECTIONS_MOST: Final = 256
 REFUSED_MOST: Final = 64
 """Connections that are to be told so: the one that has waited longest for its request goes without a word."""
 REQUEST_SECONDS: Final = 20.0
-"""For a request to have come, body and all, since the connection or the answer before it; at most twice that."""
+"""For a request to have come, body and all, since the connection or the answer before it; at most twice that. A body of
+which so much more has come meanwhile is waited for again:"""
+BODY_LEAST: Final = 8_192
+"""Bytes; 3,300 bit/s."""
+BODY_WAITS: Final = 30
+"""Times: ten minutes."""
 HEAD_MOST: Final = 64 << 10
 """Bytes of a request without its body."""
 MESSAGE_MOST: Final = 4 << 20
@@ -275,6 +280,8 @@ class InTime(asyncio.Protocol):
     client: tuple[str, int] | None
     app: Any
     cycle: Any
+    _came = 0
+    """Bytes since the last look."""
 
     def __init__(self, connections: Connections, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -290,6 +297,11 @@ class InTime(asyncio.Protocol):
             self.give_up()
         else:
             self._places.enter(self)
+
+    def data_received(self, data: bytes) -> None:
+        """More of a request."""
+        self._came += len(data)
+        super().data_received(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Note that the connection has ended."""
@@ -311,12 +323,17 @@ class InTime(asyncio.Protocol):
         """End it: no request has come in time."""
         self.give_up()
 
-    def _look(self, before: Any) -> None:
-        """`before`: the request at the look before. Is it over, or still coming, then nothing came in between."""
-        if self.cycle is before and (before is None or before.response_complete or before.more_body):
+    def _look(self, before: Any, waits: int = BODY_WAITS) -> None:
+        """`before`: the request at the look before. Is it over, or still coming, then nothing came in between, but for
+        more of its body, for which there are so many `waits`."""
+        came, self._came = self._came, 0
+        is_late = self.cycle is before and (before is None or before.response_complete or before.more_body)
+        is_coming = is_late and before is not None and not before.response_complete and came >= BODY_LEAST
+        if is_late and not (is_coming and waits > 1):
             self.end_late()
         else:
-            self._next_look = self.loop.call_later(REQUEST_SECONDS, self._look, self.cycle)
+            again = waits - 1 if is_coming else BODY_WAITS
+            self._next_look = self.loop.call_later(REQUEST_SECONDS, self._look, self.cycle, again)
 
 
 class Http(InTime, H11Protocol):
