@@ -111,7 +111,7 @@ class Commands(NearNames):
                 raise
             first, *rest = exc.ctx.command_path.split(" ")
             right = " ".join(filter(None, (first, exc.option_name, own.metavar, *rest)))
-            raise click.UsageError(f"{exc.option_name} stands before the command: {right}", exc.ctx) from exc
+            raise click.UsageError(f"{exc.option_name} goes before the command: {right}", exc.ctx) from exc
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  # click's form
         """The commands, without importing them."""

@@ -98,8 +98,8 @@ def test_the_help_of_all_imports_no_command_and_says_what_they_say() -> None:
         (("status", "--wach"), "--watch"), (("subscribe", "--tpye", "x"), "--type"),
         (("--set", "queue.policy=drop", "config"), "drop_oldest, drop_newest or block"),
         (("subscribe", "--queue-policy", "drop"), "'drop_oldest', 'drop_newest', 'block'"),
-        (("node", "start", "--insecure"), "--insecure stands before the command: jbi --insecure node start"),
-        (("status", "--config", "x"), "--config stands before the command: jbi --config FILE status"),
+        (("node", "start", "--insecure"), "--insecure goes before the command: jbi --insecure node start"),
+        (("status", "--config", "x"), "--config goes before the command: jbi --config FILE status"),
     ],
     ids=" ".join,
 )  # fmt: skip
