@@ -49,7 +49,7 @@ class NodeSection(Section, frozen=True):
     announce_seconds: Term = 2.0
     """Seconds between two announcements on its networks: its identity, and the messages that it has."""
     node_timeout: Term = 10.0
-    """Seconds without an announcement after which another node counts as gone: more than `announce_seconds`, as some
+    """Seconds after which another node counts as gone of which nothing comes: more than `announce_seconds`, as some
     announcements are lost."""
     sequence_timeout: Term = 30.0
     """Seconds after which the publications of a node that is gone end; they return with the node."""

@@ -155,6 +155,7 @@ class Exchange:
             return  # ours, which multicast brings back
         recovery, has_block = self.sides[at].recovery, datagram.footer.serial > 0
         recovery.senders.note(datagram.sender, datagram.number, now, has_block=has_block)
+        self.peers.note(datagram, now)
         if datagram.origin != self.me and len(self.sides) > 1:
             self._relay.hear(at, datagram, bytes(data), now)
             if datagram.hops and not datagram.is_repair:

@@ -47,7 +47,7 @@ class OriginLog:
     floor: int = 1
     """All before it is over."""
     gone_at: float = inf
-    """When its origin had left."""
+    """When its origin had left, or was heard last though it has not announced itself since."""
     mentioned: float = 0.0
     """When anybody has said something of it last."""
     came_at: int = -1

@@ -1,6 +1,6 @@
 """Other nodes, as they announce themselves. Pure.
 
-A node is there from its first announcement until it has not been heard for the time-out. What changes is told, in the
+A node is there from its first announcement until nothing has come of it for the time-out. What changes is told, in the
 order in which it happened.
 """
 
@@ -13,6 +13,7 @@ from math import inf
 from typing import Final, NamedTuple
 
 from jbi_pubsub.network.bodies import NodeAnnouncement
+from jbi_pubsub.network.datagram import Datagram
 
 PEERS_MOST: Final = 10_000
 OVERRUN_LOSS: Final = 50.0
@@ -73,7 +74,7 @@ class Peers(dict[bytes, _HeardPeer]):
     """Nodes that are heard, by their ids. One thread at a time. They come by `hear`, and go by `age`."""
 
     def __init__(self, me: bytes, timeout: float) -> None:
-        """`timeout`: seconds without an announcement after which a node has left."""
+        """`timeout`: seconds without a datagram of a node after which it has left."""
         super().__init__()
         self._me = me
         self._timeout = timeout
@@ -112,6 +113,12 @@ class Peers(dict[bytes, _HeardPeer]):
             overrun_at = now
         self[origin] = _HeardPeer(announcement, known.at if known else at, now, overrun_at)
         return True
+
+    def note(self, datagram: Datagram, now: float) -> None:
+        """Something has come. Who sends what is its own is there, though its announcements may wait behind the rest."""
+        peer = self.get(datagram.origin) if datagram.sender == datagram.origin[:4] else None
+        if peer is not None and peer.announcement.epoch == datagram.footer.epoch:
+            peer.heard = now
 
     def hear_twin(self, epoch: int) -> None:
         """Somebody else speaks under our id."""

@@ -137,6 +137,8 @@ class LogRecovery:
             if missing is not None and not here.log.is_gone:
                 self._trip.note(missing, now, 4 * self.delay)
             here.missing.hasten(serial, now + self._reorder + self._uniform(0, self.delay), now + self.round_trip)
+        elif log.is_gone:
+            log.gone_at = now  # its origin is back, and will say what it holds
         is_new = log.add(serial)
         first = max(log.floor, here.announced.top + 1)
         if self._is_lossless:

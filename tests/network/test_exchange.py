@@ -255,6 +255,62 @@ def test_a_directed_message_comes_to_its_addressee_alone() -> None:
     assert [len(each.heard) for each in nodes] == [0, 0, 50, 0]
 
 
+def test_a_node_whose_announcements_wait_behind_what_it_says_is_there() -> None:
+    # Given two nodes that have heard each other; then the second one gets no announcement of the first any more
+    net = Net()
+    segment = net.segment()
+    sender, node = net.node(segment), net.node(segment)
+    net.world.run(3.0)
+
+    def is_announcement(to: Node, data: bytes) -> bool:
+        datagram = read(data)
+        assert not isinstance(datagram, str)
+        return to is node and datagram.kind == DatagramKind.ANNOUNCEMENT
+
+    segment.drops = is_announcement
+    # When the first says something now and then
+    for number in range(30):
+        sender.say(b"%d" % number)
+        net.world.run(net.world.now + 1.0)
+    # Expect it to be there, until it has said nothing for the time-out
+    assert sender.id in node.exchange.peers
+    net.world.run(net.world.now + 15.0)
+    assert sender.id not in node.exchange.peers
+
+
+@pytest.mark.parametrize("is_lossless", [False, True])
+def test_what_was_said_while_a_network_was_cut_is_not_over_before_its_node_has_announced_itself(
+    is_lossless: bool,
+) -> None:
+    # Given two nodes, and a network between them that was cut for longer than a node counts as gone
+    net = Net()
+    segment = net.segment()
+    segment.is_lossless = is_lossless
+    sender, node = net.node(segment), net.node(segment)
+    net.world.run(3.0)
+    for number in range(10):
+        sender.say(b"%d" % number)
+    net.world.run(5.0)
+    assert len(node.heard) == 10
+    segment.is_cut = True
+    for number in range(10, 20):
+        sender.say(b"%d" % number)
+    net.world.run(35.0)
+    assert sender.id not in node.exchange.peers
+    # When what the node says then comes before any announcement of it, and no repair does
+    segment.drops = lambda _, data: read(data).kind == DatagramKind.ANNOUNCEMENT or read(data).is_repair  # type: ignore[union-attr]  # all are read
+    segment.is_cut = False
+    for number in range(20, 25):
+        sender.say(b"%d" % number)
+        net.world.run(net.world.now + 1.0)
+    # Expect what came before it not to be over, and all of it in the end
+    assert node.exchange.settled(sender.id, 1) == 10
+    segment.drops = lambda *_: False
+    net.world.run(60.0)
+    assert {each.body for each in node.heard} == {b"%d" % number for number in range(25)}
+    assert node.exchange.settled(sender.id, 1) == 25
+
+
 @pytest.mark.parametrize("is_started_anew", [False, True])
 def test_logs_to_nodes_that_have_left_are_forgotten_and_go_on_when_they_are_back(is_started_anew: bool) -> None:
     # Given messages to a node behind a relay, which then leaves for so long that nothing of them lives
