@@ -178,6 +178,26 @@ def test_a_line_that_stops_for_a_while_loses_nothing(name: str, monkeypatch: pyt
         assert net.came[0] == said
 
 
+def test_what_is_said_while_the_last_one_is_away_waits_for_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a link whose only other one has left
+    port = tcp_port()
+    there = ZenohLink(name, peers=[(HOST, port)], mode="peer")
+    with driven(ZenohLink(name, port=port, host=HOST, mode="peer"), there) as net:
+        hear_each_other(net)
+        net.links[0].close()
+        # When it says something, and the other one is back, expect that to come
+        said = [b"%d" % number for number in range(100)]
+        assert there.send(said) == 100
+        net.links[0] = ZenohLink(name, port=port, host=HOST, mode="peer")
+        net.until(lambda: len(net.came[0]) == 100)
+        assert net.came[0] == said
+        # When it is away for long, expect what is said to be for nobody
+        net.links[0].close()
+        monkeypatch.setattr(zenoh, "AWAY_SECONDS", 0.1)
+        assert there.send(said) == 100
+        net.until(lambda: not there.waiting())
+
+
 SPEAKER = """
 import sys, time
 from jbi_pubsub.network.links.zenoh import ZenohLink

@@ -17,6 +17,8 @@ SENDING_LEAST: Final = 16_384
 """Bytes that may wait in any case; else as many as were sent in SENDING_SECONDS: what waits there grows old, and
 nothing overtakes it."""
 SENDING_SECONDS: Final = 4.0
+AWAY_SECONDS: Final = 30.0
+"""Time for which what is to go waits when the last one has left, who may be back soon; then it is for nobody."""
 
 
 def address_of(host: str, port: int, kind: socket.SocketKind) -> tuple[socket.AddressFamily, tuple[Any, ...]]:

@@ -29,7 +29,14 @@ from typing import Any, Final
 from jbi_pubsub.core.backoff import Backoff
 from jbi_pubsub.core.errors import ConfigurationError, ProtocolError
 from jbi_pubsub.core.hosts import with_port
-from jbi_pubsub.network.links.link import DATAGRAM_MOST, SENDING_MOST, SendingRoom, Waitable, address_of
+from jbi_pubsub.network.links.link import (
+    AWAY_SECONDS,
+    DATAGRAM_MOST,
+    SENDING_MOST,
+    SendingRoom,
+    Waitable,
+    address_of,
+)
 from jbi_pubsub.network.links.passing import PassedOn
 
 log = logging.getLogger("jbi_pubsub.network")
@@ -39,8 +46,6 @@ UNSENT_LEAST: Final = 4_096
 """Bytes that the kernel takes beyond what it sends, at least; else a quarter of as many."""
 UNSENT_FIRST: Final = 1 << 14
 """The same before it is known how fast they go."""
-AWAY_SECONDS: Final = 30.0
-"""Time for which what is to go waits when the last one has left, who may be back soon; then it is for nobody."""
 READ_MOST: Final = 1 << 18
 """Bytes that are read at once from a connection."""
 HELLO_SECONDS: Final = 10.0

@@ -6,6 +6,7 @@ Rules:
 - Zenoh loses nothing between those who are there, so nodes have nothing to repair but for those who come later, and
   after a way has broken; whoever is slow slows down who says more, as TCP would.
 - Its calls may wait: they are made by two threads here, with bounded queues. The only module that imports `zenoh`.
+- What is to go waits for a while when the last other one has left, who may be back soon; then it is for nobody.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from math import inf
 from typing import Any, Final
 
 from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.core.fault_counts import FaultCounts
 from jbi_pubsub.core.hosts import with_port
-from jbi_pubsub.network.links.link import DATAGRAM_MOST, SENDING_MOST, SendingRoom, Waitable
+from jbi_pubsub.network.links.link import AWAY_SECONDS, DATAGRAM_MOST, SENDING_MOST, SendingRoom, Waitable
 
 RECEIVING_MOST: Final = 4_096
 """Datagrams that have come and are not read; then Zenoh waits."""
@@ -38,6 +40,8 @@ SLOW_LINKS: Final = {
 }
 """Settings of Zenoh's (bytes, milliseconds, microseconds), where no file has some. By its own a connection ends where a
 batch of 64 KiB takes longer than five seconds, and with it all that is on its way: each time, on a slow link."""
+LOOK_SECONDS: Final = 0.05
+"""Between two looks whether somebody is there again."""
 STOP_SECONDS: Final = 5.0
 
 
@@ -57,7 +61,9 @@ class _ZenohPuts:
         """Bytes; whoever changes it has the lock."""
         self._room = SendingRoom()
         self.thread = threading.Thread(target=self._run, name="network-zenoh-puts", daemon=True)
-        self._is_closed = False
+        self._closed = threading.Event()
+        self._met_at = -inf
+        """When somebody was there last."""
 
     def put(self, datagrams: Sequence[bytes]) -> int:
         """As many as there is room for."""
@@ -72,18 +78,28 @@ class _ZenohPuts:
 
     def close(self) -> None:
         """The thread ends as soon as its call does."""
-        self._is_closed = True
+        self._closed.set()
         self._going.put(None)
 
     def _run(self) -> None:
-        while (data := self._going.get()) is not None and not self._is_closed:
+        while (data := self._going.get()) is not None and not self._closed.is_set():
             try:
+                is_somebody = self._found_others()
                 self._publisher.put(data)
+                if is_somebody:
+                    self._met_at = time.monotonic()
             except self._error as exc:
                 self._faults.note(_text(exc))
             with self._lock:
                 self.waiting -= len(data)
                 self._room.note(len(data), time.monotonic())
+
+    def _found_others(self) -> bool:
+        """Whether somebody is there, perhaps after a while."""
+        while not self._publisher.matching_status.matching:
+            if time.monotonic() - self._met_at >= AWAY_SECONDS or self._closed.wait(LOOK_SECONDS):
+                return False
+        return True
 
 
 class _ZenohTakes:
