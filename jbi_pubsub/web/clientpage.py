@@ -152,12 +152,13 @@ class _ClientPage:
             action(f"Add {role}", on_click=add)
 
     def _look(self) -> None:
-        panels, counts = self.panels.panels(), self.panels.counts()
+        opening, panels, counts = self.panels.opening(), self.panels.panels(), self.panels.counts()
         self.state.text = "Connected." if self.panels.is_connected else "Not connected."
         show_rows(self.rows, [
             {"key": name, "name": shown(name, 60), "role": ROLES[type(panels[name])] if name in panels else "removed",
              "type": shown(f"{panels[name].type} {panels[name].version}", 200) if name in panels else "",
-             "there": name in panels, "starts": name in panels and not isinstance(panels[name], SubscriberPanel),
+             "there": (is_open := name in panels and name not in opening),
+             "starts": is_open and not isinstance(panels[name], SubscriberPanel),
              **{each: f"{count.get(each, 0):,}" for each in COUNTS}}
             for name, count in counts.items() if name
         ])  # fmt: skip

@@ -73,6 +73,8 @@ class _OpenPanel:
     sequences: list[Any] = field(default_factory=list)
     threads: list[threading.Thread] = field(default_factory=list)
     ending: threading.Event = field(default_factory=threading.Event)
+    is_open: bool = False
+    """Whether it has all of its sequences."""
 
 
 class Panels:
@@ -168,11 +170,13 @@ class Panels:
         except BaseException:
             self._destroy(standing)
             raise
+        with self._lock:
+            standing.is_open = True
         return name
 
     def start(self, name: str) -> None:
         """Have a panel publish, or ask; a subscriber's does so by itself. Raises UnknownUidError, ConfigurationError
-        when it is not done with what it was started for."""
+        when it is not open yet, or not done with what it was started for."""
         with self._lock:
             standing = self._find(name)
             if any(thread.is_alive() for thread in standing.threads):
@@ -190,8 +194,8 @@ class Panels:
                 thread.start()
 
     def remove(self, name: str) -> None:
-        """End its sequences; the others go on. Raises UnknownUidError, CapiException (what it had published did not
-        reach the node, or so)."""
+        """End its sequences; the others go on. Raises UnknownUidError, ConfigurationError when it is not open yet,
+        CapiException (what it had published did not reach the node, or so)."""
         with self._lock:
             standing = self._find(name)
         self._end_threads(standing)
@@ -202,6 +206,11 @@ class Panels:
         """Those that are there, by name."""
         with self._lock:
             return {name: standing.panel for name, standing in self._standing.items()}
+
+    def opening(self) -> set[str]:
+        """Names of those that are not open yet."""
+        with self._lock:
+            return {name for name, standing in self._standing.items() if not standing.is_open}
 
     def is_busy(self) -> bool:
         """Whether any panel is not done with what it was started for."""
@@ -245,6 +254,8 @@ class Panels:
         if standing is None:
             there = ", ".join(self._standing)[:300]
             raise UnknownUidError(f"there is no panel {name[:60]!r}", hint=f"There are {there or 'none'}")
+        if not standing.is_open:
+            raise ConfigurationError(f"{name} is not open yet", hint="Wait")
         return standing
 
     def _guarded(self, work: Callable[[_OpenPanel, Any], None], standing: _OpenPanel, sequence: Any) -> None:

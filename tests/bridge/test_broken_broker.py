@@ -310,7 +310,9 @@ def test_of_more_messages_than_were_asked_for_the_rest_waits_at_the_broker(
     rest = b"".join(publication(number, b"%d" % number) for number in range(2, 2 * HELD_MOST))
     broker, platform, heard = side(first + again + rest)
     heard.untaken = 2 * HELD_MOST
-    eventually(lambda: broker.pings >= 3, what=platform.status)
+    eventually(lambda: len(heard.payloads) >= HELD_MOST and broker.pings >= 3, what=platform.status)
+    seen = broker.pings
+    eventually(lambda: broker.pings > seen, what=platform.status)
     assert len(heard.payloads) == HELD_MOST
     # When it takes what there is
     heard.untaken = 0

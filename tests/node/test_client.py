@@ -111,6 +111,37 @@ def test_a_script_publishes_in_bulk_and_its_counters_are_those_of_its_log(
     assert service.delegate.status()["published"] == 100
 
 
+def test_a_panel_is_not_started_before_all_of_its_publishers_are_there(
+    panels: Panels, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a panel of five publishers, of which the third one is slow to come
+    connection, made, comes = panels._connection, [], threading.Event()
+    assert connection is not None
+    create = connection.createPublisherSequence
+
+    def slow(*given: Any) -> Any:
+        made.append(given)
+        assert len(made) != 3 or comes.wait(30.0)
+        return create(*given)
+
+    monkeypatch.setattr(connection, "createPublisherSequence", slow)
+    panel = PublisherPanel(name="p", type="report", metadata=REPORT, publishers=5, count=2, valid=False)
+    adding = threading.Thread(target=panels.add, args=(panel,))
+    adding.start()
+    eventually(lambda: len(made) == 3)
+    # When it is started or removed too early, expect that to be said
+    assert panels.opening() == {"p"}
+    for too_early in (panels.start, panels.remove):
+        with pytest.raises(ConfigurationError, match="p is not open yet"):
+            too_early("p")
+    # and all of them to publish afterwards
+    comes.set()
+    adding.join()
+    assert panels.opening() == set()
+    panels.start("p")
+    eventually(lambda: panels.counts()["p"].get("published") == 10)
+
+
 @pytest.mark.row("G-30")
 @pytest.mark.parametrize(
     ("panel", "attribute", "said"),
