@@ -99,7 +99,7 @@ def test_a_lookup_service_that_comes_late_brings_what_was_published_before(
     # Given a peer publisher that knows one lookup service, a subscriber that knows another, and five objects
     peer = federation.peer()
     registration = peer.register_publisher(figures.schema, figures.figure_1)
-    first, second = federation.lookups[0], federation.lookup()
+    first, second = federation.lookups[0], federation.lookup(locators=())
     section = msgspec.structs.replace(federation.config.lookup, locators=(second.address,))
     subscriber = federation.subscriber(msgspec.structs.replace(federation.config, lookup=section))
     uid = subscriber.register_subscriber(type_name=TYPE)
