@@ -44,7 +44,8 @@ class DelegateFinder:
         more. Raises DelegateNotFoundError, LookupNotFoundError."""
         name, location = self._name, self._location
         wanted = PublisherAdapterDelegate(name=name, location=location).rep()
-        cache = self._community.watch(ServiceTemplate(types=(PAD_TYPE,), entries=(wanted,)))
+        template = ServiceTemplate(types=(PAD_TYPE,), entries=(wanted,))
+        cache = self._community.watch(template)
         deadline = time.monotonic() + timeout
         try:
             while not (found := cache.wait(1, min(ENDED_SECONDS, deadline - time.monotonic()))):
@@ -54,10 +55,12 @@ class DelegateFinder:
                     break
         finally:
             self._community.unwatch(cache)
+        if not found:
+            # raises when there is no lookup service; the time for finding one has been spent above
+            existing = self._community.lookup(ServiceTemplate(types=(PAD_TYPE,)), timeout=0.5, waited=timeout)
+            found = [item for item in existing if template.matches(item)]  # it has come meanwhile
         if found:
             return min(found, key=lambda item: self._tried.get(item.service_id, 0.0))
-        # raises when there is no lookup service; the time for finding one has been spent above
-        existing = self._community.lookup(ServiceTemplate(types=(PAD_TYPE,)), timeout=0.5, waited=timeout)
         known = sorted(f"({_shown(d.name)}, {_shown(d.location)})" for item in existing for d in _characteristics(item))
         raise DelegateNotFoundError(
             f"no delegate ({_shown(name)}, {_shown(location)}) within {timeout:.3g} s;"
